@@ -1,0 +1,358 @@
+"""One frozen, validated description of a run, read from and written to TOML.
+
+Every choice the paper leaves open is a value here; `presets/` holds named sets of them. Unknown keys
+are refused with the nearest known one, because a misspelt setting that is silently ignored costs a
+day of training.
+"""
+
+import difflib
+import sys
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from .errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Layer = Literal["encoder", "projector", "predictor"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataConfig(Section):
+    source: str = "digits"
+    """`digits`, `cifar10`, `cifar100`, `tiny-imagenet`, a local path, or a hub id."""
+    side: PositiveInt | None = None
+    """Resize (and centre-crop) every image to this many pixels; required for images of mixed sizes."""
+    channels: Literal[1, 3] | None = None
+    """Grey or colour; by default what the first image has."""
+    limit: PositiveInt | None = None
+    """Use only this many training images, balanced over the classes and chosen by the seed."""
+    validation: NonNegativeInt = 200
+    """Training images kept apart for choosing settings: nobody trains on them."""
+    on_bad_image: Literal["error", "skip"] = "error"
+    image_column: str | None = None
+    label_column: str | None = None
+
+
+class PartitionConfig(Section):
+    kind: Literal["iid", "classes", "dirichlet", "shards"] = "classes"
+    classes_per_client: PositiveInt | None = None
+    """For `classes`: by default all classes divided by the clients (at least 1)."""
+    alpha: PositiveFloat = 0.5
+    """For `dirichlet`: the smaller, the more unequal."""
+    shards_per_client: PositiveInt = 2
+
+
+class RadConfig(Section):
+    """The Representation Alignment Dataset: unlabeled images that every participant has."""
+
+    size: PositiveInt = 300
+    source: str | None = None
+    """Another data set to take it from; by default training images kept apart from all clients."""
+    in_ssl: bool = False
+    """Also train the local self-supervised loss on the RAD images."""
+
+
+class ModelConfig(Section):
+    encoder: str
+    """A name with options, such as `resnet10(width=16)`, `timm:NAME` or `package.module:callable`."""
+    projector: tuple[PositiveInt, PositiveInt] | None = None
+    """(hidden, output) widths; by default those of `[ssl]`."""
+    predictor: PositiveInt | None = None
+    """Hidden width; by default that of `[ssl]`."""
+
+
+def _as_model(value: Any) -> Any:
+    return {"encoder": value} if isinstance(value, str) else value
+
+
+class ClientsConfig(Section):
+    count: PositiveInt = 5
+    per_round: PositiveInt | Annotated[float, Field(gt=0, le=1)] = 1.0
+    """How many take part in a round: a whole number counts them, a fraction is a share of all."""
+    models: tuple[Annotated[ModelConfig, BeforeValidator(_as_model)], ...] = Field(
+        (ModelConfig(encoder="resnet10(width=16)"),), min_length=1
+    )
+    """Client k uses entry k modulo the length of the list."""
+    weights: Literal["uniform", "size"] | tuple[PositiveFloat, ...] = "uniform"
+    """w_j of the consensus: equal, by number of images, or given one by one."""
+
+    def selected_per_round(self) -> int:
+        if isinstance(self.per_round, int):
+            return self.per_round
+        return max(1, round(self.per_round * self.count))
+
+
+class SslConfig(Section):
+    kind: Literal["byol", "simsiam"] = "byol"
+    projector: tuple[PositiveInt, PositiveInt] = (256, 128)
+    predictor: PositiveInt = 256
+    ema: Share = 0.99
+    """The share of the old target network kept at each step (BYOL)."""
+
+
+class OptimConfig(Section):
+    lr: PositiveFloat = 0.032
+    momentum: Share = 0.9
+    weight_decay: NonNegativeFloat = 5e-4
+    batch: Annotated[int, Field(ge=2)] = 128
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """Cosine decay runs once over the whole run, not once per round."""
+    clip_norm: PositiveFloat | None = None
+
+
+class ViewsConfig(Section):
+    """How two random views of an image differ. A probability or range of 0 turns a change off."""
+
+    crop: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = (0.2, 1.0)
+    """Least and greatest share of the area that a random resized crop keeps."""
+    flip: Share = 0.5
+    rotate: NonNegativeFloat = 0.0
+    """Degrees to either side."""
+    translate: Share = 0.0
+    """Share of the side, in either direction."""
+    shear: NonNegativeFloat = 0.0
+    """Degrees to either side."""
+    jitter: Share = 0.8
+    brightness: Share = 0.8
+    contrast: Share = 0.8
+    saturation: Share = 0.8
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.2
+    grayscale: Share = 0.2
+    blur: Share = 0.0
+    solarize: Share = 0.0
+
+
+class AlignmentConfig(Section):
+    """The term mu * distance(K_k, K_mean) and every reading of it. See docs/alignment.md."""
+
+    mu: NonNegativeFloat = 4.0
+    ramp_rounds: NonNegativeInt = 0
+    """Rounds over which mu grows linearly from 0 to its value; 0 for a constant mu."""
+    layer: Layer = "encoder"
+    """Whose output is the representation: the paper says the predictor's."""
+    distance: Literal["cka", "relational-kl"] = "cka"
+    estimator: Literal["biased", "debiased"] = "biased"
+    kernel: Literal["linear", "rbf", "polynomial"] = "linear"
+    bandwidth: PositiveFloat = 1.0
+    """RBF: in units of the root mean squared distance between rows."""
+    degree: PositiveInt = 2
+    """Polynomial: (a.b / mean squared norm + 1) ** degree."""
+    temperature: PositiveFloat = 0.1
+    """Of the softmax over similarities (`relational-kl`)."""
+    center: bool = True
+    normalize: bool = True
+    """Scale each client's kernel to Frobenius norm 1 before averaging."""
+    row_normalize: bool = True
+    """Scale each image's representation to length 1 first, so that no image dominates."""
+    power: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Singular values of a client's representations to this power: below 1 raises the effective rank."""
+    rad_batch: NonNegativeInt = 128
+    """RAD images per step; 0 is the whole RAD."""
+    memory: NonNegativeInt = 0
+    """Recent RAD representations, kept without gradient, that join each step's comparison."""
+    augment_rad: bool = True
+    """Show the client views of the RAD images; the consensus always comes from clean ones."""
+    leave_one_out: bool = False
+    """Leave the client's own kernel out of the mean it is aligned with."""
+    rank: PositiveInt = 512
+    """Columns of the consensus factor that travel; beyond it the smallest directions are cut."""
+    wire: Literal["float32", "float16"] = "float32"
+
+
+class EvaluationConfig(Section):
+    every: NonNegativeInt = 0
+    """Probe on the validation images every so many rounds (also before the first); 0 for never."""
+    probes: tuple[Literal["linear", "knn"], ...] = ("linear", "knn")
+    labels_per_class: PositiveInt | None = None
+    """Labels the probe may use; by default those of all clients' training images."""
+    epochs: PositiveInt = 100
+    lr: PositiveFloat = 0.003
+    batch: PositiveInt = 512
+    standardize: bool = True
+    """Give each feature mean 0 and deviation 1 first, so that encoders of other scales compare fairly."""
+    hidden: NonNegativeInt = 0
+    """Width of a hidden layer in the probe; 0 for a linear one."""
+    neighbours: PositiveInt = 20
+    untrained: bool = True
+    """At the end also probe the untrained encoders, as a floor."""
+
+
+class EngineConfig(Section):
+    workers: NonNegativeInt = 0
+    """Worker processes; 0 for one per core."""
+    threads: PositiveInt = 1
+    """Torch threads per worker. Other values change the last bits of the results."""
+    device: str = "cpu"
+    memory_mb: PositiveInt = 4096
+    """Budget for client models kept in each worker's memory; idle ones beyond it wait on disk."""
+    round_timeout: PositiveFloat = 3600.0 * 12
+    """Seconds after which a round goes on without the replies that are still missing."""
+    min_replies: PositiveInt = 1
+    """Fewer good replies than this end the run (it can be resumed)."""
+
+
+class Config(Section):
+    name: str = "run"
+    seed: NonNegativeInt = 0
+    method: str = "hetero-ssfl"
+    rounds: PositiveInt = 10
+    local_epochs: PositiveInt = 5
+    data: DataConfig = DataConfig()
+    partition: PartitionConfig = PartitionConfig()
+    rad: RadConfig = RadConfig()
+    clients: ClientsConfig = ClientsConfig()
+    ssl: SslConfig = SslConfig()
+    optim: OptimConfig = OptimConfig()
+    views: ViewsConfig = ViewsConfig()
+    alignment: AlignmentConfig = AlignmentConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    engine: EngineConfig = EngineConfig()
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Config":
+        clients, alignment = self.clients, self.alignment
+        if clients.selected_per_round() > clients.count:
+            raise ValueError(
+                f"clients.per_round = {clients.per_round} exceeds clients.count = {clients.count}. "
+                f"Select at most {clients.count}."
+            )
+        if isinstance(clients.weights, tuple) and len(clients.weights) != clients.count:
+            raise ValueError(
+                f"clients.weights has {len(clients.weights)} values, expected one for each of "
+                f"{clients.count} clients. Add or remove values, or say 'uniform'."
+            )
+        if self.views.crop[0] > self.views.crop[1]:
+            raise ValueError(
+                f"views.crop = {list(self.views.crop)} runs backwards, expected least before greatest. "
+                "Swap the two."
+            )
+        if 0 < alignment.rad_batch < 4 or self.rad.size < 4:
+            raise ValueError(
+                f"a kernel of {min(alignment.rad_batch or self.rad.size, self.rad.size)} RAD images says nothing, "
+                "expected at least 4. Raise alignment.rad_batch and rad.size, or set alignment.rad_batch = 0 for all."
+            )
+        if self.engine.min_replies > clients.selected_per_round():
+            raise ValueError(
+                f"engine.min_replies = {self.engine.min_replies} can never be met with "
+                f"{clients.selected_per_round()} clients per round. Lower it."
+            )
+        return self
+
+    def model_of(self, client: int) -> ModelConfig:
+        """The model of client number `client`, with the defaults of `[ssl]` filled in."""
+        model = self.clients.models[client % len(self.clients.models)]
+        return ModelConfig(
+            encoder=model.encoder,
+            projector=model.projector or self.ssl.projector,
+            predictor=model.predictor or self.ssl.predictor,
+        )
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def parse_config(text: str, overrides: Iterable[str] = (), origin: str = "the config") -> Config:
+    """Read TOML, apply `key=value` overrides, validate. Raises ConfigError with a remedy."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin} is not valid TOML: {error}. Mend that line.") from None
+    for override in overrides:
+        _apply(values, override)
+    return validate(values)
+
+
+def load_config(preset_or_path: str, overrides: Iterable[str] = ()) -> Config:
+    """A preset by name, or a TOML file by path."""
+    if preset_or_path in preset_names():
+        text = resources.files(f"{__package__}.presets").joinpath(f"{preset_or_path}.toml").read_text()
+        return parse_config(text, overrides, f"preset {preset_or_path}")
+    path = Path(preset_or_path)
+    if path.suffix != ".toml" and not path.exists():
+        raise ConfigError(
+            f"unknown preset '{preset_or_path}', expected {_choices(preset_names(), preset_or_path)} "
+            "or a path that ends in .toml."
+        )
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise ConfigError(f"cannot read config '{path}': {reason}. Check the path.") from None
+    return parse_config(text, overrides, str(path))
+
+
+def preset_names() -> list[str]:
+    folder = resources.files(f"{__package__}.presets")
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def validate(values: dict[str, Any]) -> Config:
+    """Build a Config from plain values; the first thing wrong becomes one ConfigError."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"override '{override}' has no '=', expected key=value such as alignment.mu=2.")
+    *parents, leaf = key.strip().split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"override '{override}' goes below '{parent}', which is a value. Shorten the key.")
+    try:
+        values[leaf] = tomllib.loads(f"x = {text.strip()}")["x"]
+    except tomllib.TOMLDecodeError:
+        values[leaf] = text.strip()  # a bare word, so that nobody has to quote twice in a shell
+
+
+def _explain(error: ValidationError) -> str:
+    # A union reports each member it tried; the deepest location is the one the user meant.
+    problem = max(error.errors(), key=lambda e: (e["type"] == "extra_forbidden", len(e["loc"])))
+    where = [part for part in problem["loc"] if isinstance(part, int) or str(part).isidentifier()]
+    where = where[:1] + [part for part in where[1:] if part not in ("int", "float", "str", "constrained")]
+    key = ".".join(map(str, where))
+    if problem["type"] == "extra_forbidden":
+        section: Any = Config
+        for part in where[:-1]:
+            annotation = section.model_fields[part].annotation if isinstance(part, str) else ModelConfig
+            section = annotation if isinstance(annotation, type) else ModelConfig
+        return f"unknown key '{key}', expected {_choices(section.model_fields, str(where[-1]))}."
+    if not key:
+        return problem["msg"].removeprefix("Value error, ")
+    message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    return f"{key} = {problem['input']!r} is not possible: it {message}. Change that value."
+
+
+def _choices(known: Iterable[str], wrong: str) -> str:
+    """`nearest` if one is close, else all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(wrong, known, n=1)
+    return f"'{near[0]}' (the nearest of {len(known)})" if near else "one of " + ", ".join(known)

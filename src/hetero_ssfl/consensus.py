@@ -1,0 +1,95 @@
+"""The mean kernel of all clients, without ever writing out a kernel.
+
+K_mean = sum_j w_j A_j A_j^T = B B^T with B = [sqrt(w_1) A_1 | sqrt(w_2) A_2 | ...]. Each client sends a factor A_j
+(L x d_j) of its own kernel; the server keeps B (L x r), exact until `rank` columns and cut to the strongest directions beyond.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .config import AlignmentConfig
+from .objectives import gram
+from .seeding import rng_for
+
+LANDMARKS = 512  # rows that stand for all in the factor of a kernel that is not linear
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """B with K_mean = B B^T, and the share of K_mean's trace that the rank limit cut off."""
+
+    factor: Tensor
+    lost: float = 0.0
+
+
+def client_factor(representations: Tensor, config: AlignmentConfig) -> Tensor:
+    """What client j sends: A_j made comparable with the others', so that K_j = A_j A_j^T may be averaged."""
+    a = representations.double()
+    if config.row_normalize:
+        a = F.normalize(a, dim=1)
+    if config.kernel != "linear":
+        a = nystroem(a, config)
+    if config.center:
+        a = a - a.mean(0)
+    if config.power != 1:
+        a = flatten_spectrum(a, config.power)
+    if config.normalize:
+        a = a / (a.T @ a).norm().sqrt().clamp_min(1e-12)
+    return truncate(a, config.rank).factor.float()
+
+
+def flatten_spectrum(a: Tensor, power: float) -> Tensor:
+    """U S^power for a = U S V^T. Below 1 the weak directions weigh more and the effective rank rises."""
+    values, vectors = torch.linalg.eigh(a.T @ a)
+    singular = values.clamp_min(0).sqrt()
+    kept = singular > 1e-6 * singular.max()  # the rest is rounding error that a small power would blow up
+    return a @ (vectors[:, kept] * singular[kept] ** (power - 1))
+
+
+def nystroem(a: Tensor, config: AlignmentConfig) -> Tensor:
+    """A factor of a nonlinear kernel from at most LANDMARKS rows; exact when there are no more rows than that."""
+    step = max(1, -(-len(a) // LANDMARKS))
+    landmarks = a[::step]
+    values, vectors = torch.linalg.eigh(gram(landmarks, config))
+    kept = values > 1e-10 * values.max()
+    return gram(a, config, landmarks) @ (vectors[:, kept] * values[kept].rsqrt())
+
+
+def combine(factors: Sequence[Tensor], weights: Sequence[float], rank: int) -> Consensus:
+    """B = [sqrt(w_j) A_j ...] with weights scaled to sum 1, cut to `rank` columns."""
+    total = sum(weights)
+    parts = [(w / total) ** 0.5 * a.double() for a, w in zip(factors, weights, strict=True)]
+    consensus = truncate(torch.cat(parts, dim=1), rank)
+    return Consensus(consensus.factor.float(), consensus.lost)
+
+
+def truncate(factor: Tensor, rank: int) -> Consensus:
+    """The best `rank` directions of a factor by subspace iteration: O(L R r), never L x L."""
+    if factor.shape[1] <= rank:
+        return Consensus(factor)
+    probe = torch.randn(factor.shape[1], rank + 16, dtype=factor.dtype, generator=rng_for(0, "truncate"))
+    basis = torch.linalg.qr(factor @ probe).Q
+    for _ in range(4):
+        basis = torch.linalg.qr(factor @ (factor.T @ basis)).Q
+    left, singular, _ = torch.linalg.svd(basis.T @ factor, full_matrices=False)
+    kept = basis @ (left[:, :rank] * singular[:rank])
+    return Consensus(kept, 1 - float(kept.square().sum() / factor.square().sum()))
+
+
+def effective_rank(factor: Tensor) -> float:
+    """Participation ratio (sum of eigenvalues)^2 / (sum of their squares) of the centred kernel: 1 when all
+    images lie on one line, the number of directions when all are equally strong."""
+    a = factor.double() - factor.double().mean(0)
+    small = a.T @ a if a.shape[1] <= len(a) else a @ a.T
+    return float(small.trace() ** 2 / small.square().sum().clamp_min(1e-300))
+
+
+def spectrum(factor: Tensor) -> Tensor:
+    """Eigenvalues of the centred kernel, largest first, as shares of their sum."""
+    a = factor.double() - factor.double().mean(0)
+    values = torch.linalg.svdvals(a).square()
+    return values / values.sum().clamp_min(1e-300)

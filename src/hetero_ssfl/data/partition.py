@@ -1,0 +1,95 @@
+"""How training images are divided among simulated clients.
+
+iid, Dirichlet and shards are flwr-datasets' partitioners; the paper's rule (disjoint classes) is ours, in
+the same form, so that it can be used wherever flwr-datasets is.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..errors import ConfigError
+from ..seeding import rng_for, seed_for
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def partition(config: Config, labels: Tensor | None, size: int, n_classes: int) -> list[Tensor]:
+    """One tensor of row numbers per client: disjoint, complete, reproducible."""
+    settings, count = config.partition, config.clients.count
+    if labels is None and settings.kind != "iid":
+        raise ConfigError(
+            f"partition.kind = '{settings.kind}' divides by class, but the data has no labels. Set partition.kind = 'iid'."
+        )
+    if settings.kind == "iid":
+        order = torch.randperm(size, generator=rng_for(config.seed, "partition"))
+        return list(order.tensor_split(count))
+    assert labels is not None
+    if settings.kind == "classes":
+        holders = assign_classes(n_classes, count, settings.classes_per_client, config.seed)
+        return divide_by_class(labels, holders, rng_for(config.seed, "partition"))
+    return _by_flower(config, labels)
+
+
+def assign_classes(n_classes: int, count: int, per_client: int | None, seed: int) -> list[list[int]]:
+    """The paper's rule. Few clients: disjoint groups of K/N classes. Many: each samples its classes."""
+    wanted = per_client or max(1, n_classes // count)
+    if wanted > n_classes:
+        raise ConfigError(f"partition.classes_per_client = {wanted}, but there are {n_classes} classes. Lower it.")
+    order = torch.randperm(n_classes, generator=rng_for(seed, "classes")).tolist()
+    if count * wanted <= n_classes:
+        holders = [order[k * wanted : (k + 1) * wanted] for k in range(count)]
+        if per_client is None:  # K not divisible by N: nobody's images are left out
+            for k, left in enumerate(order[count * wanted :]):
+                holders[k % count].append(left)
+        return holders
+    if count < n_classes:
+        raise ConfigError(
+            f"{count} clients with {wanted} disjoint classes each need {count * wanted} classes, but there are {n_classes}. "
+            f"Set partition.classes_per_client to at most {n_classes // count}."
+        )
+    # Walking round a shuffled list gives every class to at least one client, and to nearly equal numbers.
+    return [[order[(k * wanted + i) % n_classes] for i in range(wanted)] for k in range(count)]
+
+
+def divide_by_class(labels: Tensor, holders: list[list[int]], rng: torch.Generator) -> list[Tensor]:
+    """Deal each class's images, in random order, evenly to the clients that hold the class."""
+    shares: list[list[Tensor]] = [[] for _ in holders]
+    for label in sorted({c for classes in holders for c in classes}):
+        rows = torch.nonzero(labels == label).flatten()
+        rows = rows[torch.randperm(len(rows), generator=rng)]
+        keepers = [k for k, classes in enumerate(holders) if label in classes]
+        for k, part in zip(keepers, rows.tensor_split(len(keepers)), strict=True):
+            shares[k].append(part)
+    return [torch.cat(parts) for parts in shares]
+
+
+def _by_flower(config: Config, labels: Tensor) -> list[Tensor]:
+    from datasets import Dataset
+    from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
+
+    settings, count = config.partition, config.clients.count
+    seed = seed_for(config.seed, "partition") % 2**32  # numpy takes 32 bits
+    partitioner = {
+        "dirichlet": partial(DirichletPartitioner, alpha=settings.alpha, min_partition_size=2),
+        "shards": partial(ShardPartitioner, num_shards_per_partition=settings.shards_per_client),
+    }[settings.kind](num_partitions=count, partition_by="label", seed=seed)
+    partitioner.dataset = _row_table(labels)
+    try:
+        return [torch.tensor(partitioner.load_partition(k)["row"]) for k in range(count)]
+    except ValueError as error:
+        raise ConfigError(
+            f"partition.kind = '{settings.kind}' cannot divide {len(labels)} images among {count} clients: "
+            f"{str(error).splitlines()[0]} Use fewer clients or shards, or a larger partition.alpha."
+        ) from None
+
+
+def _row_table(labels: Tensor) -> "Dataset":
+    from datasets import Dataset
+
+    columns: dict[str, Any] = {"label": labels.tolist(), "row": list(range(len(labels)))}
+    return Dataset.from_dict(columns)

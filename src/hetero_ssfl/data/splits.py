@@ -1,0 +1,72 @@
+"""Who has which image: validation, the RAD and the clients' shares never overlap."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..errors import ConfigError
+from ..seeding import rng_for
+from .images import Images, load_images
+from .partition import partition
+
+
+@dataclass(frozen=True)
+class Split:
+    """Row numbers of the training images."""
+
+    validation: Tensor
+    rad: Tensor
+    clients: tuple[Tensor, ...]
+
+    def pool(self) -> Tensor:
+        """All clients' rows together."""
+        return torch.cat(self.clients).unique()
+
+
+def split_training_images(config: Config, train: Images) -> Split:
+    """Cut `data.limit` images into validation, RAD and one share per client, all by the seed."""
+    order = _balanced_order(config.seed, train)[: config.data.limit]
+    rad_size = 0 if config.rad.source else config.rad.size
+    spared = config.data.validation + rad_size
+    if len(order) - spared < 2 * config.clients.count:
+        raise ConfigError(
+            f"{len(order)} training images less {config.data.validation} for validation and {rad_size} for the RAD leave "
+            f"{max(0, len(order) - spared)} for {config.clients.count} clients, expected at least 2 each. "
+            "Lower rad.size or data.validation, or raise data.limit."
+        )
+    validation, rad, pool = order.tensor_split([config.data.validation, spared])
+    labels = None if train.labels is None else train.labels[pool]
+    shares = partition(config, labels, len(pool), len(train.classes))
+    return Split(validation.sort().values, rad.sort().values, tuple(pool[s].sort().values for s in shares))
+
+
+def _balanced_order(seed: int, train: Images) -> Tensor:
+    """A random order whose every prefix holds the classes in near-equal numbers."""
+    shuffled = torch.randperm(len(train), generator=rng_for(seed, "split"))
+    if train.labels is None:
+        return shuffled
+    labels = train.labels[shuffled]
+    rank = torch.zeros(len(train), dtype=torch.long)
+    for label in labels.unique():
+        members = labels == label
+        rank[members] = torch.arange(int(members.sum()))
+    return shuffled[rank.argsort(stable=True)]
+
+
+def load_rad(config: Config, train: Images, split: Split) -> Tensor:
+    """The RAD's pixels: training images kept apart, or the first of another data set in random order."""
+    if config.rad.source is None:
+        return train.pixels[split.rad]
+    side = train.pixels.shape[-1]
+    other = config.data.model_copy(
+        update={"source": config.rad.source, "side": side, "channels": train.pixels.shape[1]}
+    )
+    images = load_images(other, "train")
+    if len(images) < config.rad.size:
+        raise ConfigError(
+            f"rad.size = {config.rad.size} exceeds the {len(images)} images of '{config.rad.source}'. Lower it."
+        )
+    order = torch.randperm(len(images), generator=rng_for(config.seed, "rad"))
+    return images.pixels[order[: config.rad.size].sort().values]

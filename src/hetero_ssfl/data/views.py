@@ -1,0 +1,120 @@
+"""Random views of a whole batch at once.
+
+Every geometric change (crop, flip, rotation, shear, shift) is one affine map per image, so one
+`grid_sample` makes them all. Every colour change (brightness, contrast, saturation, hue, grayscale) is an affine map of
+colour space, so they multiply into one 3x4 matrix per image. Unlike per-image PIL pipelines, values are clamped once at the
+end and not after each change, and hue turns the YIQ plane instead of HSV's hexagon.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from ..config import ViewsConfig
+
+MEAN, STD = 0.5, 0.25  # the same for every client and data set, so that nothing about private data is shared
+
+GREY = torch.tensor([0.299, 0.587, 0.114])
+YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
+FROM_YIQ = torch.linalg.inv(YIQ)
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """One random number per image: drawn on the CPU, so that every device gives the same views."""
+
+    n: int
+    rng: Generator
+    device: torch.device
+
+    def uniform(self, low: float, high: float) -> Tensor:
+        return (torch.rand(self.n, generator=self.rng) * (high - low) + low).to(self.device)
+
+    def chosen(self, probability: float) -> Tensor:
+        return (torch.rand(self.n, generator=self.rng) < probability).to(self.device)
+
+
+def to_input(pixels: Tensor) -> Tensor:
+    """uint8 pixels as network input, unchanged otherwise."""
+    return pixels.float().div_(255.0).sub_(MEAN).div_(STD).contiguous(memory_format=torch.channels_last)
+
+
+def random_view(pixels: Tensor, config: ViewsConfig, rng: Generator) -> Tensor:
+    """One random view of each uint8 image, as network input, made where the pixels are."""
+    draw = _Draw(len(pixels), rng, pixels.device)
+    view = pixels.float().div_(255.0)
+    theta = _affine_maps(config, draw)
+    if theta is not None:
+        grid = F.affine_grid(theta, list(view.shape), align_corners=False)
+        view = F.grid_sample(view, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    if config.jitter or config.grayscale:
+        view = _recolour(view, config, draw)
+    if config.blur:
+        view = torch.where(draw.chosen(config.blur)[:, None, None, None], _blur(view, draw), view)
+    if config.solarize:
+        flipped = torch.where(view >= 0.5, 1 - view, view)
+        view = torch.where(draw.chosen(config.solarize)[:, None, None, None], flipped, view)
+    return view.sub_(MEAN).div_(STD).contiguous(memory_format=torch.channels_last)
+
+
+def _affine_maps(config: ViewsConfig, draw: _Draw) -> Tensor | None:
+    """For each image the map from output to input coordinates (both in [-1, 1]), or None if nothing moves."""
+    if config.crop == (1.0, 1.0) and not (config.flip or config.rotate or config.translate or config.shear):
+        return None
+    area = draw.uniform(*config.crop)
+    ratio = torch.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
+    width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
+    shift_x = (1 - width) * draw.uniform(-1, 1) + 2 * config.translate * draw.uniform(-1, 1)
+    shift_y = (1 - height) * draw.uniform(-1, 1) + 2 * config.translate * draw.uniform(-1, 1)
+    mirror = 1 - 2 * draw.chosen(config.flip).float()
+    angle = torch.deg2rad(draw.uniform(-config.rotate, config.rotate))
+    slant = torch.tan(torch.deg2rad(draw.uniform(-config.shear, config.shear)))
+    cos, sin = angle.cos(), angle.sin()
+    row_x = torch.stack([cos * width * mirror, (slant * cos - sin) * height, shift_x], 1)
+    row_y = torch.stack([sin * width * mirror, (slant * sin + cos) * height, shift_y], 1)
+    return torch.stack([row_x, row_y], 1)
+
+
+def _recolour(view: Tensor, config: ViewsConfig, draw: _Draw) -> Tensor:
+    """Brightness, contrast, saturation, hue and grayscale as one matrix and offset per image."""
+    jittered = draw.chosen(config.jitter)
+
+    def factor(spread: float) -> Tensor:
+        return torch.where(jittered, draw.uniform(1 - spread, 1 + spread), 1.0)[:, None, None]
+
+    bright, contrast, saturation = map(factor, (config.brightness, config.contrast, config.saturation))
+    turn = torch.where(jittered, draw.uniform(-config.hue, config.hue) * 2 * math.pi, 0.0)
+    to_grey = draw.chosen(config.grayscale)[:, None, None]
+    flat = view.flatten(2)
+    if view.shape[1] == 1:
+        mean = flat.mean(2, keepdim=True)
+        return ((flat - mean) * contrast + mean).mul_(bright).clamp_(0, 1).view_as(view)
+    weights = GREY.to(view.device)
+    grey, identity = weights.expand(3, 3), torch.eye(3, device=view.device)
+    matrix = bright * (saturation * identity + (1 - saturation) * grey)
+    matrix = torch.where(to_grey, grey @ matrix, _hue_turn(turn) @ matrix)
+    mean = matrix @ flat.mean(2, keepdim=True)
+    level = (1 - contrast) * (weights @ mean).unsqueeze(1)  # contrast moves a pixel away from the image's mean grey
+    return torch.baddbmm(level, contrast * matrix, flat).clamp_(0, 1).view_as(view)
+
+
+def _hue_turn(angle: Tensor) -> Tensor:
+    cos, sin, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
+    turn = torch.stack([one, zero, zero, zero, cos, -sin, zero, sin, cos], 1).view(-1, 3, 3)
+    return FROM_YIQ.to(angle.device) @ turn @ YIQ.to(angle.device)
+
+
+def _blur(view: Tensor, draw: _Draw) -> Tensor:
+    """Gaussian blur, one sigma per image: 0.1 to 2 at 224 px, scaled to this side."""
+    n, channels, side, _ = view.shape
+    radius = max(1, round(side * 0.05))
+    sigma = (draw.uniform(0.1, 2.0) * side / 224).clamp(min=0.05)
+    offsets = torch.arange(-radius, radius + 1, device=view.device)
+    kernel = torch.exp(-(offsets**2) / (2 * sigma[:, None] ** 2))
+    kernel = (kernel / kernel.sum(1, keepdim=True)).repeat_interleave(channels, 0)
+    flat = F.pad(view.reshape(1, n * channels, side, side), [radius] * 4, mode="reflect")
+    flat = F.conv2d(flat, kernel[:, None, None, :], groups=n * channels)
+    return F.conv2d(flat, kernel[:, None, :, None], groups=n * channels).view_as(view)

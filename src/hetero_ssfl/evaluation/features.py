@@ -1,0 +1,17 @@
+"""Features of a frozen encoder."""
+
+import torch
+from torch import Tensor, nn
+
+from ..data import to_input
+
+
+@torch.no_grad()
+def extract_features(encoder: nn.Module, pixels: Tensor, batch: int = 512) -> Tensor:
+    """Clean images through the encoder in evaluation mode, float32 on the CPU."""
+    was_training = encoder.training
+    encoder.eval()
+    device = next(encoder.parameters()).device
+    parts = [encoder(to_input(rows.to(device))).float().cpu() for rows in pixels.split(batch)]
+    encoder.train(was_training)
+    return torch.cat(parts)

@@ -1,0 +1,86 @@
+"""What a frozen encoder's features are worth: a linear classifier and nearest neighbours."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import EvaluationConfig
+from ..seeding import global_seed, rng_for
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """Features with their labels."""
+
+    x: Tensor
+    y: Tensor
+
+    def only(self, classes: Tensor) -> "Labeled":
+        rows = torch.isin(self.y, classes)
+        return Labeled(self.x[rows], self.y[rows])
+
+
+def probe(train: Labeled, test: Labeled, config: EvaluationConfig, seed: int) -> dict[str, float]:
+    """Accuracy in percent of each probe the config names."""
+    classes, train_y = train.y.unique(return_inverse=True)  # classes are the training labels', never the test's
+    results = {}
+    if "linear" in config.probes:
+        predicted = linear_probe(Labeled(train.x, train_y), test.x, config, seed)
+        results["linear"] = _accuracy(classes[predicted], test.y)
+    if "knn" in config.probes:
+        predicted = knn_probe(Labeled(train.x, train_y), test.x, config.neighbours)
+        results["knn"] = _accuracy(classes[predicted], test.y)
+    return results
+
+
+def linear_probe(train: Labeled, test_x: Tensor, config: EvaluationConfig, seed: int) -> Tensor:
+    """Predicted classes of a linear (or one-hidden-layer) classifier: Adam, cross-entropy, fixed epochs."""
+    x = train.x
+    if config.standardize:
+        mean, std = x.mean(0), x.std(0).clamp_min(1e-6)
+        x, test_x = (x - mean) / std, (test_x - mean) / std
+    with global_seed(seed, "probe"):
+        classes = int(train.y.max()) + 1
+        if config.hidden:
+            layers = [nn.Linear(x.shape[1], config.hidden), nn.ReLU(), nn.Linear(config.hidden, classes)]
+        else:
+            layers = [nn.Linear(x.shape[1], classes)]
+    classifier = nn.Sequential(*layers)
+    optimiser = torch.optim.Adam(classifier.parameters(), lr=config.lr)
+    rng = rng_for(seed, "probe order")
+    for _ in range(config.epochs):
+        for rows in torch.randperm(len(x), generator=rng).split(config.batch):
+            loss = F.cross_entropy(classifier(x[rows]), train.y[rows])
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+    with torch.no_grad():
+        predicted: Tensor = classifier(test_x).argmax(1)
+    return predicted
+
+
+def knn_probe(train: Labeled, test_x: Tensor, neighbours: int, temperature: float = 0.1) -> Tensor:
+    """Classes by a vote of the nearest neighbours in cosine similarity, weighted by exp(similarity / temperature)."""
+    bank = F.normalize(train.x, dim=1)
+    votes = []
+    for queries in F.normalize(test_x, dim=1).split(1024):
+        similarity, nearest = (queries @ bank.T).topk(min(neighbours, len(bank)), dim=1)
+        tally = torch.zeros(len(queries), int(train.y.max()) + 1)
+        tally.scatter_add_(1, train.y[nearest], (similarity / temperature).exp())
+        votes.append(tally.argmax(1))
+    return torch.cat(votes)
+
+
+def few_labels(labels: Tensor, per_class: int | None, seed: int) -> Tensor:
+    """Rows of at most `per_class` random examples of each class; all rows for None."""
+    if per_class is None:
+        return torch.arange(len(labels))
+    order = torch.randperm(len(labels), generator=rng_for(seed, "few labels"))
+    chosen = [order[labels[order] == c][:per_class] for c in labels.unique()]
+    return torch.cat(chosen).sort().values
+
+
+def _accuracy(predicted: Tensor, truth: Tensor) -> float:
+    return 100 * float((predicted == truth).double().mean())

@@ -1,0 +1,70 @@
+"""The participant's side, as a Flower ClientApp. Weights and images never leave it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from ..methods import method_for
+from ..models import count_parameters
+from .records import pack, pack_update, read_broadcast, settings_of
+from .simulated import ClientCache, Site, client_name, evaluate, export_model, open_site
+
+app = ClientApp()
+clients = ClientCache()
+
+report_progress: Callable[[str, float, float], None] = lambda name, done, loss: None  # noqa: E731
+"""(client, share of the round done, loss): set by the engine that runs this process."""
+
+
+def _place(message: Message, context: Context) -> tuple[dict[str, Any], Site, int]:
+    settings = settings_of(message.content)
+    site = open_site(str(context.node_config["run-dir"]), str(settings["config"]))
+    return settings, site, int(context.node_config["partition-id"])
+
+
+@app.query()
+def hello(message: Message, context: Context) -> Message:
+    """Who is there: node ids are random, names are not."""
+    _, site, number = _place(message, context)
+    learner = site.untrained(number)
+    facts = {
+        "name": client_name(number),
+        "encoder": site.config.model_of(number).encoder,
+        "parameters": count_parameters(learner.encoder),
+        "examples": len(site.rows[client_name(number)]),
+    }
+    return Message(pack(settings=facts), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round: load the state before it, train, save the state after it, reply."""
+    _, site, number = _place(message, context)
+    down = read_broadcast(message.content)
+    client = clients.get(site, number, limit=down.round - 1)
+    client.progress = lambda done, loss: report_progress(client.name, done, loss)
+    try:
+        update = method_for(site.config).local_update(client, down)
+    except BaseException:
+        clients.drop(site, number)
+        raise
+    if down.round > 0:
+        site.folder.save_client(client.name, down.round, client.learner.state_dict())
+    return Message(pack_update(update), reply_to=message)
+
+
+@app.evaluate()
+def score(message: Message, context: Context) -> Message:
+    """Probe the encoder as it is after a round; at the end also keep it as a model."""
+    settings, site, number = _place(message, context)
+    limit = int(settings["round"])
+    if limit == 0:
+        metrics = evaluate(site, number, site.untrained(number), str(settings["split"]))
+    else:
+        client = clients.get(site, number, limit)
+        metrics = evaluate(site, number, client.learner, str(settings["split"]))
+        if settings["export"]:
+            export_model(site, number, client)
+    return Message(pack(metrics=metrics), reply_to=message)

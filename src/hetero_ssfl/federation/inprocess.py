@@ -1,0 +1,239 @@
+"""Flower's Grid on worker processes of this machine: no network, no Ray, no second code path.
+
+Each worker holds one ClientApp and one torch thread (by default). A client returns to the worker that has it in memory; an idle
+worker takes over waiting ones, reading their state from disk. Where a client runs never changes its numbers.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.serverapp import Grid
+
+SERVER_NODE = 1
+RUN_ID = 1
+
+ProgressListener = Callable[[str, float, float], None]
+
+
+def set_identity(node_id: int) -> None:
+    """`Message(...)` reads these from the process it is made in; the one private thing of Flower used here."""
+    try:
+        from flwr.supercore.task_identity import TaskIdentity
+    except ImportError:  # older releases do not need it
+        return
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, RUN_ID, node_id
+
+
+def encode(message: Message) -> bytes:
+    return message_to_proto(message).SerializeToString()
+
+
+def decode(data: bytes) -> Message:
+    return message_from_proto(ProtoMessage.FromString(data))
+
+
+# --- the worker's side ------------------------------------------------------------------------------
+
+
+def work(connection: Connection, threads: int) -> None:
+    """Answer messages until the parent closes the pipe or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
+    import torch
+
+    torch.set_num_threads(threads)
+    from . import client_app
+
+    last = 0.0
+
+    def report(name: str, done: float, loss: float) -> None:
+        nonlocal last
+        if time.monotonic() - last > 0.2:
+            last = time.monotonic()
+            connection.send_bytes(b"P" + json.dumps([name, done, loss]).encode())
+
+    client_app.report_progress = report
+    while True:
+        try:
+            node_config = json.loads(connection.recv_bytes())
+            message = decode(connection.recv_bytes())
+        except EOFError:
+            return
+        node = message.metadata.dst_node_id
+        set_identity(node)
+        try:
+            reply = client_app.app(message, Context(RUN_ID, node, node_config, RecordDict(), {}))
+        except Exception as error:  # whatever one client does, the federation goes on
+            reason = f"{type(error).__name__}: {error}"
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        connection.send_bytes(b"R" + encode(reply))
+
+
+def _die_with(parent_sentinel: int) -> None:
+    wait([parent_sentinel])
+    os._exit(1)
+
+
+# --- the server's side ------------------------------------------------------------------------------
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+    busy: Message | None = None
+    since: float = 0.0
+
+
+@dataclass
+class _Node:
+    settings: dict[str, Any]
+    home: int | None = None
+    seconds: float = field(default=float("inf"))  # of the last message; unknown ones go first
+
+
+class InProcessGrid(Grid):
+    """Messages to simulated nodes, answered by worker processes. Use as a context manager."""
+
+    def __init__(
+        self, nodes: list[dict[str, Any]], workers: int, threads: int, on_progress: ProgressListener | None = None
+    ) -> None:
+        self._nodes = {number + 2: _Node(settings) for number, settings in enumerate(nodes)}
+        self._context = multiprocessing.get_context("spawn")
+        self._threads, self._on_progress = threads, on_progress
+        self._pending: list[Message] = []
+        self._replies: dict[str, Message] = {}
+        self._run: Any = None
+        set_identity(SERVER_NODE)
+        self._workers = [self._start() for _ in range(min(workers, len(nodes)))]
+
+    def __enter__(self) -> "InProcessGrid":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.connection.close()
+            worker.process.kill()  # every finished round is on disk; nothing is lost
+        for worker in self._workers:
+            worker.process.join()
+
+    def _start(self) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=work, args=(theirs, self._threads), daemon=True)
+        process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    # --- Grid ---
+
+    def set_run(self, run: Any) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Any:
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self._nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = uuid.uuid4().hex
+            self._pending.append(message)
+            ids.append(message.metadata.message_id)
+        self._dispatch()
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies that are there, after waiting a moment for the next one."""
+        wanted = list(message_ids)
+        if not any(i in self._replies for i in wanted):
+            self._receive(timeout=0.1)
+        return [self._replies.pop(i) for i in wanted if i in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        missing, replies = set(self.push_messages(messages)), []
+        deadline = time.monotonic() + timeout if timeout else float("inf")
+        while missing and time.monotonic() < deadline:
+            for reply in self.pull_messages(missing):
+                missing.discard(reply.metadata.reply_to_message_id)
+                replies.append(reply)
+        return replies
+
+    # --- scheduling ---
+
+    def _dispatch(self) -> None:
+        for number, worker in enumerate(self._workers):
+            if worker.busy is None and self._pending:
+                message = self._next_for(number)
+                self._pending.remove(message)
+                node = self._nodes[message.metadata.dst_node_id]
+                node.home, worker.busy, worker.since = number, message, time.monotonic()
+                try:
+                    worker.connection.send_bytes(json.dumps(node.settings).encode())
+                    worker.connection.send_bytes(encode(message))
+                except OSError:
+                    self._replace(number)
+
+    def _next_for(self, worker: int) -> Message:
+        """The longest job among this worker's own clients; failing that, the longest of all."""
+
+        def node(message: Message) -> _Node:
+            return self._nodes[message.metadata.dst_node_id]
+
+        own = [m for m in self._pending if node(m).home == worker]
+        return max(own or self._pending, key=lambda m: node(m).seconds)
+
+    def _receive(self, timeout: float) -> None:
+        connections = [worker.connection for worker in self._workers]
+        for ready in wait(connections, timeout):
+            number = connections.index(ready)  # type: ignore[arg-type]
+            worker = self._workers[number]
+            try:
+                data = worker.connection.recv_bytes()
+            except (EOFError, OSError):
+                self._replace(number)
+                continue
+            if data[:1] == b"P":
+                if self._on_progress:
+                    self._on_progress(*json.loads(data[1:]))
+                continue
+            reply = decode(data[1:])
+            assert worker.busy is not None
+            self._nodes[worker.busy.metadata.dst_node_id].seconds = time.monotonic() - worker.since
+            worker.busy = None
+            self._replies[reply.metadata.reply_to_message_id] = reply
+        self._dispatch()
+
+    def _replace(self, number: int) -> None:
+        """A worker died: its message fails as Flower's would (error 8), and a new worker takes its place."""
+        worker = self._workers[number]
+        worker.connection.close()
+        worker.process.join()
+        if worker.busy is not None:
+            code = worker.process.exitcode
+            error = Error(ErrorCode.CLIENT_APP_CRASHED, f"the worker process ended with exit code {code}")
+            self._replies[worker.busy.metadata.message_id] = Message(error, reply_to=worker.busy)
+        self._workers[number] = self._start()

@@ -1,0 +1,151 @@
+"""Participants simulated on one machine: each a row of a run folder's split.
+
+A node's settings name its place (`run-dir`, `partition-id`, `name`); everything else comes from the config in the message.
+Processes keep clients in memory up to a budget; a client that was dropped, or trained elsewhere since, is read back from its own folder.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..config import Config, parse_config
+from ..data import Images, digest, load_images, load_rad, split_training_images
+from ..errors import ProtocolError
+from ..evaluation import Labeled, extract_features, few_labels, probe
+from ..models import Learner, build_learner, count_parameters
+from ..runs import RunFolder, load_tensors, save_tensors
+from ..training import Client
+
+
+def client_name(number: int) -> str:
+    return f"client-{number:03d}"
+
+
+def prepare(folder: RunFolder, config: Config) -> dict[str, object]:
+    """Server, once per run: divide the images and write down who has which. Returns facts for the record."""
+    train = load_images(config.data, "train")
+    split = split_training_images(config, train)
+    rad = load_rad(config, train, split)
+    rows = {client_name(k): share for k, share in enumerate(split.clients)}
+    save_tensors(folder.path / "split.safetensors", {"validation": split.validation, "rad": split.rad, **rows})
+    save_tensors(folder.path / "rad.safetensors", {"pixels": rad}, {"digest": digest(rad)})
+    facts: dict[str, object] = {"rad_digest": digest(rad), "classes": train.classes, "skipped_images": train.skipped}
+    if train.labels is not None:
+        facts["holdings"] = {
+            name: torch.bincount(train.labels[share], minlength=len(train.classes)).tolist()
+            for name, share in rows.items()
+        }
+    return facts
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the simulated participants of one run have in common in one process."""
+
+    folder: RunFolder
+    config: Config
+    train: Images
+    rows: dict[str, Tensor]
+    rad: Tensor
+
+    def shape(self) -> tuple[int, int]:
+        return self.train.pixels.shape[1], self.train.pixels.shape[2]
+
+    def untrained(self, number: int) -> Learner:
+        # Equal models start equal only where a method averages them; here every client has its own beginning.
+        model, config = self.config.model_of(number), self.config
+        return build_learner(model, config.ssl, *self.shape(), config.seed, "init", number).to(config.engine.device)
+
+    def pool(self) -> Tensor:
+        """All clients' training images: the probe's training set."""
+        return torch.cat([r for name, r in self.rows.items() if name not in ("validation", "rad")]).unique()
+
+
+@lru_cache(maxsize=4)
+def open_site(run_dir: str, config_toml: str) -> Site:
+    folder, config = RunFolder(Path(run_dir)), parse_config(config_toml)
+    rad, about = load_tensors(folder.path / "rad.safetensors")
+    if digest(rad["pixels"]) != about["digest"]:
+        raise ProtocolError(f"the RAD in '{run_dir}' does not match its digest {about['digest'][:12]}. Start the run again.")
+    rows = load_tensors(folder.path / "split.safetensors")[0]
+    return Site(folder, config, load_images(config.data, "train"), rows, rad["pixels"])
+
+
+class ClientCache:
+    """Clients in this process's memory, least recently used first out. Their state is always on disk too."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, str], Client] = OrderedDict()
+
+    def get(self, site: Site, number: int, limit: int) -> Client:
+        """The client as it was after its newest round that is not after `limit`."""
+        name = client_name(number)
+        key = (str(site.folder.path), name)
+        newest = site.folder.newest_client_round(name, limit)
+        client = self._kept.pop(key, None)
+        if client is None or client.round != newest or client.config != site.config:
+            learner = site.untrained(number)
+            if newest:
+                learner.load_state_dict(site.folder.load_client(name, newest))
+            client = Client(name, site.config, learner, site.train.pixels[site.rows[name]], site.rad, newest)
+        self._kept[key] = client
+        self._shrink(site.config.engine.memory_mb * 2**20)
+        return client
+
+    def drop(self, site: Site, number: int) -> None:
+        """Forget a client whose training was cut short: what is in memory belongs to no round."""
+        self._kept.pop((str(site.folder.path), client_name(number)), None)
+
+    def _shrink(self, budget: int) -> None:
+        while len(self._kept) > 1 and sum(map(_bytes_of, self._kept.values())) > budget:
+            self._kept.popitem(last=False)
+
+
+def _bytes_of(client: Client) -> int:
+    tensors = [client.pixels, *client.learner.state_dict().values()]
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def evaluate(site: Site, number: int, learner: Learner, split: str) -> dict[str, float]:
+    """Probe a frozen encoder on all classes and on the client's own ones; nothing without labels."""
+    train, config = site.train, site.config
+    if train.labels is None:
+        return {}
+    pool = site.pool()
+    pool = pool[few_labels(train.labels[pool], config.evaluation.labels_per_class, config.seed)]
+    if split == "test":
+        held_out = load_images(config.data, "test")
+    else:
+        held_out = train.subset(site.rows["validation"])
+    if held_out.labels is None or not len(held_out):
+        return {}
+    encoder = learner.encoder
+    fit = Labeled(extract_features(encoder, train.pixels[pool]), train.labels[pool])
+    test = Labeled(extract_features(encoder, held_out.pixels), held_out.labels)
+    own = train.labels[site.rows[client_name(number)]].unique()
+    results = {f"{name}_all": value for name, value in probe(fit, test, config.evaluation, config.seed).items()}
+    own_results = probe(fit.only(own), test.only(own), config.evaluation, config.seed)
+    return {**results, **{f"{name}_own": value for name, value in own_results.items()}}
+
+
+def export_model(site: Site, number: int, client: Client) -> None:
+    """The trained encoder and a card that says what it is, in the participant's own folder."""
+    name = client_name(number)
+    model = site.config.model_of(number)
+    encoder = client.learner.encoder
+    card = {
+        "client": name,
+        "encoder": model.encoder,
+        "parameters": count_parameters(encoder),
+        "input": {"channels": site.shape()[0], "side": site.shape()[1], "mean": 0.5, "std": 0.25},
+        "method": site.config.method,
+        "round": client.round,
+        "seed": site.config.seed,
+        "rad_digest": digest(site.rad),
+    }
+    save_tensors(site.folder.path / "models" / name / "encoder.safetensors", encoder.state_dict(), card)
+    site.folder.write_json(f"models/{name}/card.json", card)

@@ -1,0 +1,31 @@
+"""The methods by name. A new one is a subclass of `Method` in this table."""
+
+import difflib
+
+from ..config import Config
+from ..errors import ConfigError
+from .averaging import FedBYOL
+from .base import Broadcast, ClientId, Method, ServerState, Update
+from .hetero import HeteroSSFL
+from .local import Local
+
+METHODS: dict[str, type[Method]] = {m.name: m for m in (HeteroSSFL, Local, FedBYOL)}
+
+
+def method_for(config: Config) -> Method:
+    """The method a config names, if its models allow it."""
+    kind = METHODS.get(config.method)
+    if kind is None:
+        near = difflib.get_close_matches(config.method, METHODS, n=1)
+        hint = f"the nearest is '{near[0]}'; " if near else ""
+        raise ConfigError(f"unknown method '{config.method}', {hint}expected one of {', '.join(METHODS)}.")
+    models = {config.model_of(k) for k in range(config.clients.count)}
+    if kind.averages_weights and len(models) > 1:
+        raise ConfigError(
+            f"method '{config.method}' averages weights and needs equal models, but clients.models has {len(models)} different "
+            "ones. Name one model, or use method = 'hetero-ssfl', which lets them differ."
+        )
+    return kind(config)
+
+
+__all__ = ["METHODS", "Broadcast", "ClientId", "Method", "ServerState", "Update", "method_for"]

@@ -1,0 +1,84 @@
+"""The contract of a method: what travels, and what each side does with it. Nothing else.
+
+The server loop (federation/server_app.py) and the training loop (training.py) are the same for all methods:
+1. `broadcast`     the server says what goes down to one client;
+2. `local_update`  the client trains on it and says what goes up;
+3. `aggregate`     the server turns the replies of a round into its next state.
+Round 0 is an opening: where `opening` is set, every client answers once without having trained.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..config import Config
+from ..errors import ProtocolError
+from ..training import Client
+
+ClientId = str
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Server to client, for one round."""
+
+    round: int
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Update:
+    """Client to server, after one round."""
+
+    examples: int
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All the server knows after `round`. Plain tensors, so that it can be saved without pickling."""
+
+    round: int
+    roster: tuple[ClientId, ...]
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the method keeps for all clients."""
+    clients: Mapping[ClientId, Mapping[str, Tensor]] = field(default_factory=dict)
+    """What the method keeps of each client's last reply."""
+    examples: Mapping[ClientId, int] = field(default_factory=dict)
+
+
+class Method(ABC):
+    name: ClassVar[str]
+    opening: ClassVar[bool] = False
+    """Every client answers once, untrained, before round 1."""
+    averages_weights: ClassVar[bool] = False
+    """Needs equal models everywhere."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @abstractmethod
+    def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
+        """Server: what `client` needs for round `state.round + 1`."""
+
+    @abstractmethod
+    def local_update(self, client: Client, down: Broadcast) -> Update:
+        """Client: train, and say what the server may know of it."""
+
+    @abstractmethod
+    def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
+        """Server: the state after a round, from the replies that arrived and passed `check`."""
+
+    def check(self, state: ServerState, client: ClientId, update: Update) -> None:
+        """Server: raise ProtocolError for a reply that must not be used."""
+        for name, array in update.arrays.items():
+            if not bool(array.isfinite().all()):
+                raise ProtocolError(f"{client} sent '{name}' with values that are not finite, expected numbers.")
+
+    def metrics(self, state: ServerState) -> dict[str, float]:
+        """Server: figures about the state, for the events of a round."""
+        return {}

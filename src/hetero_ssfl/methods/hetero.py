@@ -1,0 +1,127 @@
+"""Hetero-SSFL. Each round:
+1. the server sends the consensus kernel K_mean as a factor B (K_mean = B B^T);
+2. client k minimises L_ssl + mu * distance(K_k, K_mean) on its own images and the RAD;
+3. client k returns a factor of its kernel on the RAD; weights and images stay home.
+
+A client that was not selected has not changed, so its last factor is still exact: nobody is asked again.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Generator, Tensor
+
+from ..config import Config
+from ..consensus import client_factor, combine, effective_rank
+from ..data import random_view, to_input
+from ..errors import ProtocolError
+from ..models import Learner
+from ..objectives import alignment_distance
+from ..training import Client, rad_representations, train
+from .base import Broadcast, ClientId, Method, ServerState, Update
+
+
+class HeteroSSFL(Method):
+    name = "hetero-ssfl"
+    opening = True  # Algorithm 1 computes K_mean(0) from the untrained models
+
+    def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
+        arrays: Mapping[str, Tensor] = state.shared
+        if self.config.alignment.leave_one_out and client in state.clients:
+            others = {name: kept for name, kept in state.clients.items() if name != client}
+            arrays = self._consensus(replace(state, clients=others)) if others else {}
+        return Broadcast(state.round + 1, {k: v for k, v in arrays.items() if k == "factor"})
+
+    def local_update(self, client: Client, down: Broadcast) -> Update:
+        config = self.config.alignment
+        metrics: dict[str, float] = {}
+        if down.round > 0:
+            mu = mu_at(self.config, down.round)
+            wanted = down.arrays.get("factor")
+            term = Alignment(client, wanted, mu) if mu > 0 and wanted is not None else None
+            metrics = train(client, down.round, term)
+        factor = client_factor(rad_representations(client), config)
+        metrics["effective_rank"] = effective_rank(factor)
+        return Update(len(client.pixels), {"factor": factor.to(getattr(torch, config.wire))}, metrics)
+
+    def check(self, state: ServerState, client: ClientId, update: Update) -> None:
+        super().check(state, client, update)
+        factor, rows = update.arrays.get("factor"), self.config.rad.size
+        shape = None if factor is None else tuple(factor.shape)
+        if shape is None or len(shape) != 2 or shape[0] != rows or shape[1] < 1:
+            raise ProtocolError(
+                f"{client} sent representations of shape {shape}, expected ({rows}, any width): it may hold another RAD."
+            )
+
+    def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
+        kept = {**state.clients, **{name: {"factor": u.arrays["factor"]} for name, u in updates.items()}}
+        examples = {**state.examples, **{name: u.examples for name, u in updates.items()}}
+        state = replace(state, round=state.round + 1, clients=kept, examples=examples)
+        return replace(state, shared=self._consensus(state))
+
+    def metrics(self, state: ServerState) -> dict[str, float]:
+        if "factor" not in state.shared:
+            return {}
+        return {
+            "consensus_effective_rank": effective_rank(state.shared["factor"]),
+            "consensus_lost_share": float(state.shared["lost"]),
+        }
+
+    def _consensus(self, state: ServerState) -> dict[str, Tensor]:
+        """B from all factors in the order of the roster, so that the sum's last bits never depend on who was first."""
+        present = [name for name in state.roster if name in state.clients]
+        weights = [self._weight(state, name) for name in present]
+        consensus = combine([state.clients[n]["factor"] for n in present], weights, self.config.alignment.rank)
+        wire = getattr(torch, self.config.alignment.wire)
+        return {"factor": consensus.factor.to(wire), "lost": torch.tensor(consensus.lost)}
+
+    def _weight(self, state: ServerState, name: ClientId) -> float:
+        weights = self.config.clients.weights
+        if isinstance(weights, tuple):
+            return weights[state.roster.index(name)]
+        return float(state.examples[name]) if weights == "size" else 1.0
+
+
+class Alignment:
+    """mu * distance(K_k, K_mean) on a fresh batch of RAD images at each step."""
+
+    def __init__(self, client: Client, consensus: Tensor, mu: float) -> None:
+        self.config, self.mu = client.config, mu
+        self.rad, self.consensus = client.rad, consensus.to(client.device)
+        batch = client.config.alignment.rad_batch
+        self.batch = min(batch, len(self.rad)) if batch else len(self.rad)
+        self.memory: deque[tuple[Tensor, Tensor]] = deque()  # rows and their representations, oldest first
+
+    def __call__(self, learner: Learner, rng: Generator) -> Tensor:
+        alignment = self.config.alignment
+        rows = torch.randperm(len(self.rad), generator=rng)[: self.batch]
+        pixels = self.rad[rows].to(self.consensus.device)
+        images = random_view(pixels, self.config.views, rng) if alignment.augment_rad else to_input(pixels)
+        live = learner.represent(images, alignment.layer)
+        all_rows, representations = self._with_memory(rows, live)
+        return self.mu * alignment_distance(representations, self.consensus[all_rows], alignment)
+
+    def _with_memory(self, rows: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+        """This step's rows followed by remembered ones that it does not hold, newest first."""
+        size = self.config.alignment.memory
+        if not size:
+            return rows, live
+        old_rows, old = (torch.cat(parts) for parts in zip(*self.memory, strict=True)) if self.memory else (rows[:0], live[:0])
+        seen, unique = set(rows.tolist()), []
+        for position in range(len(old_rows) - 1, -1, -1):
+            row = int(old_rows[position])
+            if row not in seen and len(unique) < size:
+                seen.add(row)
+                unique.append(position)
+        self.memory.append((rows, live.detach()))
+        while sum(len(r) for r, _ in self.memory) - len(self.memory[0][0]) >= size:
+            self.memory.popleft()
+        return torch.cat([rows, old_rows[unique]]), torch.cat([live, old[unique].to(live.dtype)])
+
+
+def mu_at(config: Config, round_number: int) -> float:
+    """mu of a round: constant, or growing linearly over the first `ramp_rounds`."""
+    ramp = config.alignment.ramp_rounds
+    return config.alignment.mu * (min(1.0, round_number / ramp) if ramp else 1.0)

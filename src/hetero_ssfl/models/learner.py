@@ -1,0 +1,78 @@
+"""The three networks of a client: online W^o, predictor W^p and target W^t."""
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ..config import Layer, ModelConfig, SslConfig
+from ..seeding import global_seed
+from .encoders import build_encoder
+
+
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Linear, BatchNorm, ReLU, Linear: both heads of BYOL."""
+    return nn.Sequential(
+        nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs)
+    )
+
+
+class Learner(nn.Module):
+    """W^o = encoder + projector, W^p = predictor, W^t = a moving average of W^o (BYOL only)."""
+
+    def __init__(self, encoder: nn.Module, width: int, model: ModelConfig, ssl: SslConfig) -> None:
+        super().__init__()
+        hidden, outputs = model.projector or ssl.projector
+        self.encoder = encoder
+        self.projector = mlp(width, hidden, outputs)
+        self.predictor = mlp(outputs, model.predictor or ssl.predictor, outputs)
+        self.ema = ssl.ema
+        self.target: nn.Module | None = None
+        if ssl.kind == "byol":
+            self.target = copy.deepcopy(self.online)
+            self.target.requires_grad_(False)
+
+    @property
+    def online(self) -> nn.Sequential:
+        return nn.Sequential(self.encoder, self.projector)
+
+    def represent(self, x: Tensor, layer: Layer) -> Tensor:
+        """The online network's output at `layer`: Phi(x; W) of the paper."""
+        out: Tensor = self.encoder(x)
+        if layer != "encoder":
+            out = self.projector(out)
+        if layer == "predictor":
+            out = self.predictor(out)
+        return out
+
+    def targets(self, x: Tensor) -> Tensor | None:
+        """What the other view must predict; None for SimSiam, whose target is the online output itself."""
+        if self.target is None:
+            return None
+        with torch.no_grad():
+            out: Tensor = self.target(x)
+        return out
+
+    def trainable(self) -> Iterator[nn.Parameter]:
+        return (p for p in self.parameters() if p.requires_grad)
+
+    @torch.no_grad()
+    def move_target(self) -> None:
+        """W^t <- ema * W^t + (1 - ema) * W^o. BatchNorm statistics stay the target's own, as in BYOL."""
+        if self.target is not None:
+            old, new = list(self.target.parameters()), list(self.online.parameters())
+            torch._foreach_lerp_(old, new, 1 - self.ema)
+
+
+def build_learner(
+    model: ModelConfig, ssl: SslConfig, in_channels: int, side: int, seed: int, *scope: str | int
+) -> Learner:
+    """A client's networks with parameters that depend on (seed, scope) alone."""
+    with global_seed(seed, *scope):
+        encoder, width = build_encoder(model.encoder, in_channels, side)
+        return Learner(encoder, width, model, ssl).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def count_parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())

@@ -1,0 +1,125 @@
+"""How alike two kernels on the same images are: linear CKA and its relatives, as pure functions.
+
+A kernel K (n x n) of representations A (n x d) is either written out (`gram`) or left as its factor A with
+K = A A^T. The factor forms cost O(n d r) and never build an n x n matrix; the dense ones serve kernels that are not
+linear, and the tests as an oracle.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..config import AlignmentConfig
+
+EPS = 1e-12
+
+
+def at_least_float32(z: Tensor) -> Tensor:
+    """Half precision overflows here: squared norms grow with the width times the number of images."""
+    return z.to(torch.promote_types(z.dtype, torch.float32))
+
+
+# --- dense kernels ---------------------------------------------------------------------------------
+
+
+def gram(a: Tensor, config: AlignmentConfig, landmarks: Tensor | None = None) -> Tensor:
+    """K(p, q) for all rows of `a` (or between `a` and `landmarks`), with the kernel the config names."""
+    b = a if landmarks is None else landmarks
+    inner = a @ b.T
+    if config.kernel == "linear":
+        return inner
+    # Scales come from `b` alone, so that K(a, landmarks) and K(landmarks, landmarks) are the same kernel.
+    squared_b = b.square().sum(1)
+    if config.kernel == "polynomial":
+        return (inner / squared_b.mean().clamp_min(EPS) + 1) ** config.degree
+    distance = a.square().sum(1)[:, None] + squared_b[None] - 2 * inner
+    spread = 2 * (squared_b.mean() - b.mean(0).square().sum())  # mean squared distance between rows of b
+    return torch.exp(-distance / (2 * config.bandwidth**2 * spread.clamp_min(EPS)))
+
+
+def centre(k: Tensor) -> Tensor:
+    """H K H with H = I - 11^T/n: the kernel of features with their mean taken off."""
+    return k - k.mean(0, keepdim=True) - k.mean(1, keepdim=True) + k.mean()
+
+
+def cka(k: Tensor, other: Tensor) -> Tensor:
+    """CKA of two kernels, centred beforehand where that is wanted; 1 when they are proportional."""
+    return (k * other).sum() / (k.norm() * other.norm()).clamp_min(EPS)
+
+
+def hsic_debiased(k: Tensor, other: Tensor) -> Tensor:
+    """Song et al.'s unbiased HSIC: 0 on average for unrelated features, whatever their width."""
+    n = len(k)
+    k, other = (m - torch.diag(m.diag()) for m in (k, other))
+    cross = (k * other).sum() + k.sum() * other.sum() / ((n - 1) * (n - 2))
+    return (cross - 2 / (n - 2) * k.sum(0) @ other.sum(0)) / (n * (n - 3))
+
+
+def cka_debiased(k: Tensor, other: Tensor) -> Tensor:
+    """CKA from unbiased HSIC; centring is part of the estimator."""
+    scale = (hsic_debiased(k, k) * hsic_debiased(other, other)).clamp_min(EPS**2).sqrt()
+    return hsic_debiased(k, other) / scale
+
+
+# --- factors ---------------------------------------------------------------------------------------
+
+
+def inner_product(a: Tensor, b: Tensor) -> Tensor:
+    """<A A^T, B B^T> = ||A^T B||^2, by whichever side is smaller."""
+    n, d, r = len(a), a.shape[1], b.shape[1]
+    if n * (d + r) < d * r:  # few rows, wide features
+        return ((a @ a.T) * (b @ b.T)).sum()
+    return (a.T @ b).square().sum()
+
+
+def factor_cka(a: Tensor, b: Tensor, center: bool = True, debiased: bool = False) -> Tensor:
+    """CKA of the kernels A A^T and B B^T from their factors."""
+    a, b = at_least_float32(a), at_least_float32(b)
+    if debiased:
+        scale = (_factor_hsic(a, a) * _factor_hsic(b, b)).clamp_min(EPS**2).sqrt()
+        return _factor_hsic(a, b) / scale
+    if center:
+        a, b = a - a.mean(0), b - b.mean(0)
+    scale = (inner_product(a, a) * inner_product(b, b)).clamp_min(EPS**2).sqrt()
+    return inner_product(a, b) / scale
+
+
+def _factor_hsic(a: Tensor, b: Tensor) -> Tensor:
+    n = len(a)
+    diag_a, diag_b = a.square().sum(1), b.square().sum(1)
+    sums_a, sums_b = a @ a.sum(0) - diag_a, b @ b.sum(0) - diag_b
+    trace = inner_product(a, b) - diag_a @ diag_b
+    cross = trace + sums_a.sum() * sums_b.sum() / ((n - 1) * (n - 2))
+    return (cross - 2 / (n - 2) * sums_a @ sums_b) / (n * (n - 3))
+
+
+# --- the term a client minimises -------------------------------------------------------------------
+
+
+def alignment_distance(live: Tensor, consensus: Tensor, config: AlignmentConfig) -> Tensor:
+    """distance(K_k, K_mean) on some RAD rows: `live` (n x d) with gradient, `consensus` (n x r) a factor's rows."""
+    with torch.autocast(live.device.type, enabled=False):
+        live, consensus = at_least_float32(live), at_least_float32(consensus)
+        if config.row_normalize:
+            live = F.normalize(live, dim=1)
+        if config.distance == "relational-kl":
+            return relational_kl(live, consensus, config.temperature)
+        debiased = config.estimator == "debiased"
+        if config.kernel == "linear":
+            return 1 - factor_cka(live, consensus, config.center, debiased)
+        k, mean = gram(live, config), consensus @ consensus.T
+        if debiased:
+            return 1 - cka_debiased(k, mean)
+        return 1 - (cka(centre(k), centre(mean)) if config.center else cka(k, mean))
+
+
+def relational_kl(live: Tensor, consensus: Tensor, temperature: float) -> Tensor:
+    """KL divergence between each image's softmax over its similarities to the other images."""
+    own = torch.eye(len(live), dtype=torch.bool, device=live.device)
+    wanted, given = (
+        (F.normalize(z, dim=1) @ F.normalize(z, dim=1).T / temperature).masked_fill(own, float("-inf"))
+        for z in (consensus, live)
+    )
+    # The diagonal is -inf on both sides and would give 0 * nan: drop it.
+    wanted, given = (m.log_softmax(1)[~own].view(len(live), -1) for m in (wanted, given))
+    return F.kl_div(given, wanted, reduction="batchmean", log_target=True)

@@ -1,0 +1,1 @@
+"""Named settings, one TOML file each: `hetero-ssfl run NAME`."""

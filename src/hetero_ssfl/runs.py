@@ -1,0 +1,210 @@
+"""A run folder: everything a run was, is and found, in files that a crash cannot tear.
+
+    config.toml          the whole config
+    environment.json     versions, machine, commit, RAD digest
+    split.safetensors    which training image is validation, RAD or whose
+    rad.safetensors      the RAD's pixels
+    server.safetensors   the server's state after the last finished round: the commit point of a round
+    clients/NAME/        each client's own state, the two newest rounds
+    models/NAME/         at the end: encoder.safetensors and card.json
+    events.jsonl         one line per client and round, and one per finished round
+    results.json         at the end: accuracies on the test images
+
+Every file is written beside its place and renamed into it. Tensors are safetensors, the rest is JSON or TOML:
+nothing is ever unpickled.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from .config import Config, parse_config
+from .errors import RunError
+
+FORMAT = 1
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of it or nothing, also through a power cut."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with scratch.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise RunError(f"cannot write '{path}': {error.strerror}. Make room there; nothing was lost.") from None
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
+    contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(contents, {"about": json.dumps(dict(about or {}))}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("about", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a dict)
+    except FileNotFoundError:
+        raise RunError(f"'{path}' is missing. The run folder is incomplete; start the run again.") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RunError(f"'{path}' cannot be read ({error}). Restore it from a copy or start the run again.") from None
+
+
+class RunFolder:
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    # --- life of a run ---
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> "RunFolder":
+        """A new folder; an existing run is never overwritten."""
+        folder = cls(path)
+        if (path / "config.toml").exists():
+            raise RunError(
+                f"'{path}' holds a run already. Continue it with: hetero-ssfl run --resume {path}; or choose another --run-dir."
+            )
+        folder.write_json("environment.json", environment())
+        write_atomically(path / "config.toml", config.to_toml().encode())
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        folder = cls(path)
+        if not (path / "config.toml").is_file():
+            raise RunError(f"'{path}' is not a run folder (it has no config.toml). Check the path.")
+        found = folder.read_json("environment.json").get("format")
+        if found != FORMAT:
+            raise RunError(
+                f"'{path}' has run format {found}, expected {FORMAT}. Read it with the version of hetero-ssfl that wrote it."
+            )
+        return folder
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """One process at a time trains in a folder; the lock goes with the process, however it ends."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(f"another process is working in '{self.path}'. Wait for it or stop it.") from None
+            yield
+
+    @property
+    def config(self) -> Config:
+        return parse_config((self.path / "config.toml").read_text(), origin=str(self.path / "config.toml"))
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "results.json").exists()
+
+    # --- files ---
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            raise RunError(
+                f"'{self.path}' has no {name}: the run is not finished. Continue it with: hetero-ssfl run --resume {self.path}"
+            ) from None
+        except ValueError as error:
+            raise RunError(f"'{self.path / name}' is not valid JSON ({error}). Restore it from a copy.") from None
+        return content
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        write_atomically(self.path / name, json.dumps(content, indent=2).encode() + b"\n")
+
+    # --- events ---
+
+    def append_events(self, events: list[dict[str, Any]]) -> None:
+        lines = "".join(json.dumps(event) + "\n" for event in events)
+        try:
+            with (self.path / "events.jsonl").open("a") as file:
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(f"cannot write events in '{self.path}': {error.strerror}. Make room and resume.") from None
+
+    def events(self) -> list[dict[str, Any]]:
+        try:
+            lines = (self.path / "events.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in lines:
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue  # the torn last line of a crash; its round was not finished
+        return found
+
+    def forget_events_after(self, round_number: int) -> None:
+        """Drop what a crash left behind of a round that was not finished."""
+        kept = [event for event in self.events() if event["round"] <= round_number]
+        write_atomically(self.path / "events.jsonl", "".join(json.dumps(e) + "\n" for e in kept).encode())
+
+    # --- a client's own state ---
+
+    def save_client(self, name: str, round_number: int, tensors: Mapping[str, Tensor]) -> None:
+        """Keep the two newest rounds: a server that crashed asks for the older one again."""
+        folder = self.path / "clients" / name
+        save_tensors(folder / f"round-{round_number:06d}.safetensors", tensors)
+        for old in sorted(folder.glob("round-*.safetensors"))[:-2]:
+            old.unlink()
+
+    def newest_client_round(self, name: str, limit: int) -> int:
+        """The newest saved round that is not after `limit`; 0 for the untrained client."""
+        saved = [int(f.stem.removeprefix("round-")) for f in (self.path / "clients" / name).glob("round-*.safetensors")]
+        return max((r for r in saved if r <= limit), default=0)
+
+    def load_client(self, name: str, round_number: int) -> dict[str, Tensor]:
+        return load_tensors(self.path / "clients" / name / f"round-{round_number:06d}.safetensors")[0]
+
+
+def environment() -> dict[str, Any]:
+    """Where and with what a result was made."""
+    packages = ("hetero-ssfl", "torch", "flwr", "datasets", "flwr-datasets", "safetensors", "pydantic", "numpy")
+    return {
+        "format": FORMAT,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": {name: _version(name) for name in packages},
+        "commit": _commit(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of this code if it runs from a checkout."""
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

@@ -1,0 +1,97 @@
+"""The only local training loop: every method, with or without peers, passes through `train`."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Generator, Tensor
+
+from .config import Config
+from .data import random_view, to_input
+from .models import Learner
+from .objectives import feature_spread, siamese_loss
+from .seeding import global_seed, rng_for
+
+Regulariser = Callable[[Learner, Generator], Tensor]
+"""A further term of the loss, already weighted, computed once per step."""
+
+Progress = Callable[[float, float], None]
+"""Called after each step with the share of the round done and the loss."""
+
+
+@dataclass
+class Client:
+    """A participant: its name, its networks, its images and the RAD it shares with the others."""
+
+    name: str
+    config: Config
+    learner: Learner
+    pixels: Tensor
+    rad: Tensor
+    round: int = 0
+    """The last round whose training the networks contain."""
+    progress: Progress = field(default=lambda done, loss: None)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.learner.parameters()).device
+
+
+def train(client: Client, round_number: int, regulariser: Regulariser | None = None) -> dict[str, float]:
+    """E local epochs of self-supervision (plus the regulariser); returns means over the round's steps."""
+    config, learner = client.config, client.learner
+    pixels = torch.cat([client.pixels, client.rad]) if config.rad.in_ssl else client.pixels
+    batch = min(config.optim.batch, len(pixels))
+    steps = len(pixels) // batch
+    optimiser = torch.optim.SGD(
+        learner.trainable(),
+        lr=config.optim.lr,
+        momentum=config.optim.momentum,
+        weight_decay=config.optim.weight_decay,
+        foreach=True,
+    )
+    sums = torch.zeros(3)
+    learner.train()
+    for epoch in range(config.local_epochs):
+        # Local data and regulariser draw from separate streams, so that mu = 0 is exactly local training.
+        scope = ("train", client.name, round_number, epoch)
+        rng, rng_regulariser = rng_for(config.seed, *scope), rng_for(config.seed, *scope, "regulariser")
+        order = torch.randperm(len(pixels), generator=rng)
+        with global_seed(config.seed, *scope, "global"):
+            for step in range(steps):
+                done = (epoch + step / steps) / config.local_epochs
+                optimiser.param_groups[0]["lr"] = learning_rate(config, round_number - 1 + done)
+                rows = pixels[order[step * batch : (step + 1) * batch]].to(client.device)
+                views = (random_view(rows, config.views, rng) for _ in range(2))
+                loss, projection = siamese_loss(learner, *views)
+                term = torch.zeros(()) if regulariser is None else regulariser(learner, rng_regulariser)
+                optimiser.zero_grad(set_to_none=True)
+                (loss + term.to(loss.device)).backward()
+                if config.optim.clip_norm:
+                    torch.nn.utils.clip_grad_norm_(learner.trainable(), config.optim.clip_norm)
+                optimiser.step()
+                learner.move_target()
+                values = torch.stack([loss.detach().cpu(), term.detach().cpu(), feature_spread(projection).cpu()])
+                sums += values
+                client.progress(done, float(values[0] + values[1]))
+    client.round = round_number
+    ssl, term_mean, spread = (sums / (steps * config.local_epochs)).tolist()
+    return {"loss_ssl": ssl, "loss_alignment": term_mean, "spread": spread}
+
+
+def learning_rate(config: Config, rounds_done: float) -> float:
+    """Constant, or a cosine that reaches 0 at the end of the last round."""
+    if config.optim.schedule == "constant":
+        return config.optim.lr
+    return config.optim.lr * (1 + math.cos(math.pi * rounds_done / config.rounds)) / 2
+
+
+@torch.no_grad()
+def rad_representations(client: Client, batch: int = 512) -> Tensor:
+    """Phi(X; W) of the whole, clean RAD, from the network in evaluation mode."""
+    client.learner.eval()
+    layer = client.config.alignment.layer
+    parts = [client.learner.represent(to_input(rows.to(client.device)), layer) for rows in client.rad.split(batch)]
+    client.learner.train()
+    return torch.cat(parts).float().cpu()
