@@ -1,7 +1,8 @@
 """A run folder: everything a run was, is and found, in files that a crash cannot tear.
 
     config.toml          the whole config
-    environment.json     versions, machine, commit, RAD digest
+    environment.json     versions, machine, commit
+    facts.json           RAD digest, classes, who holds how many images of which
     split.safetensors    which training image is validation, RAD or whose
     rad.safetensors      the RAD's pixels
     server.safetensors   the server's state after the last finished round: the commit point of a round
@@ -20,7 +21,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -74,16 +75,22 @@ class RunFolder:
     # --- life of a run ---
 
     @classmethod
-    def create(cls, path: Path, config: Config) -> "RunFolder":
-        """A new folder; an existing run is never overwritten."""
+    def create(cls, path: Path, config: Config, fill: Callable[["RunFolder"], None]) -> "RunFolder":
+        """A new folder. `config.toml` comes last: a folder that has it is complete."""
         folder = cls(path)
-        if (path / "config.toml").exists():
-            raise RunError(
-                f"'{path}' holds a run already. Continue it with: hetero-ssfl run --resume {path}; or choose another --run-dir."
-            )
+        folder.must_be_free()
         folder.write_json("environment.json", environment())
+        fill(folder)
         write_atomically(path / "config.toml", config.to_toml().encode())
         return folder
+
+    def must_be_free(self) -> None:
+        """A run that exists is never overwritten."""
+        if (self.path / "config.toml").exists():
+            raise RunError(
+                f"'{self.path}' holds a run already. Continue it with: hetero-ssfl run --resume {self.path}; "
+                "or choose another --run-dir."
+            )
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":

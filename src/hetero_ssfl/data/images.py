@@ -199,7 +199,7 @@ def _decode(config: DataConfig, rows: "_Rows", what: str) -> tuple[np.ndarray, l
         raise DataError(f"{what} holds no readable images, expected at least one. Check data.source.")
     if labels and len(labels) != len(kept):
         raise DataError(f"only {len(labels)} of {len(kept)} images of {what} have a label, expected all or none.")
-    return np.stack(kept), labels or None, sum(bad.values())
+    return np.ascontiguousarray(np.stack(kept)), labels or None, sum(bad.values())
 
 
 def _reason(error: Exception) -> str:
@@ -220,7 +220,7 @@ def _to_array(encoded: Any, side: int | None, channels: int | None) -> tuple[np.
         if side and picture.size != (side, side):
             picture = ImageOps.fit(picture, (side, side), Image.Resampling.BICUBIC)
         array = np.asarray(picture, dtype=np.uint8)
-    return (array[None] if channels == 1 else array.transpose(2, 0, 1)), channels
+    return np.ascontiguousarray(array[None] if channels == 1 else array.transpose(2, 0, 1)), channels
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """The only package that knows Flower."""
 
-from .engine import resume, start
+from .engine import mutual_cka_of, reevaluate, resume, start
 
-__all__ = ["resume", "start"]
+__all__ = ["mutual_cka_of", "reevaluate", "resume", "start"]

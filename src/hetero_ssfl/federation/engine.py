@@ -1,17 +1,20 @@
 """Start or continue a run on this machine."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
 from ..config import Config
+from ..evaluation import mutual_cka
 from ..methods import method_for
 from ..runs import RunFolder
 from .inprocess import RUN_ID, SERVER_NODE, InProcessGrid
 from .server_app import Listener, Server
-from .simulated import client_name, prepare
+from .simulated import client_name, evaluate, final_learner, open_site, rad_features, set_up
 
 
 def server_app(folder: RunFolder, config: Config, listen: Listener) -> ServerApp:
@@ -27,8 +30,10 @@ def server_app(folder: RunFolder, config: Config, listen: Listener) -> ServerApp
 
 def start(config: Config, run_dir: Path, listen: Listener) -> RunFolder:
     """Create the run folder and run to the end."""
-    method_for(config)  # refuse what cannot work before anything is written
-    folder = RunFolder.create(run_dir, config)
+    RunFolder(run_dir).must_be_free()
+    method_for(config)
+    setup = set_up(config)  # what cannot work is refused before anything is written
+    folder = RunFolder.create(run_dir, config, setup.write)
     return resume(folder, listen)
 
 
@@ -38,8 +43,6 @@ def resume(folder: RunFolder, listen: Listener) -> RunFolder:
     with folder.lock():
         if folder.finished:
             return folder
-        if not (folder.path / "facts.json").exists():
-            folder.write_json("facts.json", prepare(folder, config))
         nodes = [
             {"name": client_name(k), "partition-id": k, "run-dir": str(folder.path.resolve())}
             for k in range(config.clients.count)
@@ -53,3 +56,16 @@ def resume(folder: RunFolder, listen: Listener) -> RunFolder:
             app = server_app(folder, config, listen)
             app(grid, Context(RUN_ID, SERVER_NODE, {}, RecordDict(), {}))
     return folder
+
+
+def reevaluate(folder: RunFolder, config: Config, split: str) -> Iterator[tuple[str, dict[str, float]]]:
+    """Probe a run's models again, one client at a time, with other `[evaluation]` settings if wanted."""
+    site = open_site(str(folder.path.resolve()), config.to_toml())
+    for number in range(config.clients.count):
+        yield client_name(number), evaluate(site, number, final_learner(site, number), split)
+
+
+def mutual_cka_of(folder: RunFolder, trained: bool) -> Tensor:
+    """How alike the clients' encoders see the RAD, before or after the run."""
+    site = open_site(str(folder.path.resolve()), folder.config.to_toml())
+    return mutual_cka(rad_features(site, trained))

@@ -128,8 +128,9 @@ class InProcessGrid(Grid):
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
-            worker.connection.close()
-            worker.process.kill()  # every finished round is on disk; nothing is lost
+            worker.connection.close()  # an idle worker ends by itself
+            if worker.busy is not None:
+                worker.process.kill()  # every finished round is on disk; nothing is lost
         for worker in self._workers:
             worker.process.join()
 

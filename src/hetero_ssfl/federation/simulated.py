@@ -25,21 +25,35 @@ def client_name(number: int) -> str:
     return f"client-{number:03d}"
 
 
-def prepare(folder: RunFolder, config: Config) -> dict[str, object]:
-    """Server, once per run: divide the images and write down who has which. Returns facts for the record."""
+@dataclass(frozen=True)
+class Setup:
+    """A run's data, divided. Made before anything is written, so that what cannot work leaves nothing behind."""
+
+    split: dict[str, Tensor]
+    rad: Tensor
+    facts: dict[str, object]
+
+    def write(self, folder: RunFolder) -> None:
+        save_tensors(folder.path / "split.safetensors", self.split)
+        save_tensors(folder.path / "rad.safetensors", {"pixels": self.rad}, {"digest": digest(self.rad)})
+        folder.write_json("facts.json", self.facts)
+
+
+def set_up(config: Config) -> Setup:
+    """Divide the images and try every model once. Raises ConfigError or DataError with a remedy."""
     train = load_images(config.data, "train")
     split = split_training_images(config, train)
     rad = load_rad(config, train, split)
-    rows = {client_name(k): share for k, share in enumerate(split.clients)}
-    save_tensors(folder.path / "split.safetensors", {"validation": split.validation, "rad": split.rad, **rows})
-    save_tensors(folder.path / "rad.safetensors", {"pixels": rad}, {"digest": digest(rad)})
+    for model in {config.model_of(k) for k in range(config.clients.count)}:
+        build_learner(model, config.ssl, *train.pixels.shape[1:3], config.seed)
+    shares = {client_name(k): share for k, share in enumerate(split.clients)}
     facts: dict[str, object] = {"rad_digest": digest(rad), "classes": train.classes, "skipped_images": train.skipped}
     if train.labels is not None:
         facts["holdings"] = {
             name: torch.bincount(train.labels[share], minlength=len(train.classes)).tolist()
-            for name, share in rows.items()
+            for name, share in shares.items()
         }
-    return facts
+    return Setup({"validation": split.validation, "rad": split.rad, **shares}, rad, facts)
 
 
 @dataclass(frozen=True)
@@ -67,6 +81,7 @@ class Site:
 
 @lru_cache(maxsize=4)
 def open_site(run_dir: str, config_toml: str) -> Site:
+    """The run's data as this process sees it; read once per config."""
     folder, config = RunFolder(Path(run_dir)), parse_config(config_toml)
     rad, about = load_tensors(folder.path / "rad.safetensors")
     if digest(rad["pixels"]) != about["digest"]:
@@ -149,3 +164,18 @@ def export_model(site: Site, number: int, client: Client) -> None:
     }
     save_tensors(site.folder.path / "models" / name / "encoder.safetensors", encoder.state_dict(), card)
     site.folder.write_json(f"models/{name}/card.json", card)
+
+
+def final_learner(site: Site, number: int) -> Learner:
+    """The client's networks as they are after its last round."""
+    learner, name = site.untrained(number), client_name(number)
+    newest = site.folder.newest_client_round(name, site.config.rounds)
+    if newest:
+        learner.load_state_dict(site.folder.load_client(name, newest))
+    return learner
+
+
+def rad_features(site: Site, trained: bool) -> list[Tensor]:
+    """Every client's encoder output on the RAD, before or after training: the input of `mutual_cka`."""
+    learners = (final_learner(site, k) if trained else site.untrained(k) for k in range(site.config.clients.count))
+    return [extract_features(learner.encoder, site.rad) for learner in learners]

@@ -1,0 +1,285 @@
+"""The command line: parse, call, print. Heavy imports wait until a command needs them."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from .errors import HeteroSSFLError
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .runs import RunFolder
+
+app = typer.Typer(
+    name="hetero-ssfl",
+    help="Learn image encoders together from unlabeled data, each participant with its own architecture.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+out, err = Console(), Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. alignment.mu=2.")
+]
+Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
+BadImage = Annotated[
+    Literal["error", "skip"] | None, typer.Option("--on-bad-image", help="What to do with images that cannot be used.")
+]
+
+
+def main() -> None:
+    """Entry point: what a user can mend is one sentence and exit code 2, never a traceback."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except HeteroSSFLError as error:
+        err.print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from . import __version__
+
+        print(f"hetero-ssfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options that every command has."""
+
+
+@app.command()
+def run(
+    config: Annotated[str, typer.Argument(metavar="[PRESET|FILE.toml]", help="What to run.")] = "demo",
+    run_dir: Annotated[Path | None, typer.Option(help="Where to keep it; by default runs/NAME-seedN.")] = None,
+    set_: Set = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+    on_bad_image: BadImage = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a federation on this machine.
+
+    Examples: `hetero-ssfl run smoke`, `hetero-ssfl run my.toml --set seed=1 --run-dir runs/a`,
+    `hetero-ssfl run --resume runs/a`.
+    """
+    from .config import load_config
+    from .errors import ConfigError
+
+    if resume is not None:
+        if set_ or run_dir or on_bad_image:
+            raise ConfigError("--resume goes on with the run as it was: leave out --set, --run-dir and --on-bad-image.")
+        from .runs import RunFolder
+
+        folder = RunFolder.open(resume)
+        _train(folder.config, folder.path, as_json, quiet, folder)
+        return
+    overrides = [*(set_ or []), *([f"data.on_bad_image={on_bad_image}"] if on_bad_image else [])]
+    settings = load_config(config, overrides)
+    path = run_dir or Path("runs", f"{settings.name}-{settings.method}-seed{settings.seed}")
+    _train(settings, path, as_json, quiet, None)
+
+
+def _train(config: "Config", path: Path, as_json: bool, quiet: bool, folder: "RunFolder | None") -> None:
+    from .federation import resume, start
+    from .progress import RunView
+    from .report.tables import Result, results_table
+
+    try:
+        with RunView(err, config.name, quiet) as view:
+            folder = start(config, path, view) if folder is None else resume(folder, view)
+    except KeyboardInterrupt:
+        _say_how_to_resume(path)
+    result = Result.read(folder)
+    if as_json:
+        _print_json({"run": str(folder.path), **result.results})
+        return
+    if result.results["mean"]:
+        out.print(results_table(result))
+    else:
+        out.print("No labels: nothing to probe.")
+    out.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+
+
+def _say_how_to_resume(path: Path) -> None:
+    if (path / "config.toml").exists():
+        text = f"Interrupted. Every finished round is kept; go on with: hetero-ssfl run --resume {path}"
+    else:
+        text = "Interrupted before training began; nothing was written."
+    err.print(text, highlight=False, soft_wrap=True)
+    sys.exit(130)
+
+
+@app.command()
+def demo(
+    run_dir: Annotated[Path, typer.Option(help="Where to keep the demo's three runs and its picture.")] = Path("demo-run"),
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Five unlike encoders on embedded digits, alone and together; about 2 minutes on 2 cores."""
+    from .demo import demo_table, run_demo
+
+    try:
+        done = run_demo(run_dir, err, [*(set_ or []), f"seed={seed}"], quiet)
+    except KeyboardInterrupt:
+        err.print("Interrupted. The same command goes on where it stopped.")
+        sys.exit(130)
+    if as_json:
+        _print_json({"rows": done.rows(), "picture": str(done.picture)})
+        return
+    out.print(demo_table(done))
+    out.print(f"picture: {done.picture}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    run_folder: Run,
+    split: Annotated[Literal["validation", "test"], typer.Option(help="Which images.")] = "validation",
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Probe a run's encoders again, with other settings if wanted (--set evaluation.labels_per_class=10)."""
+    from rich.progress import track
+
+    from .config import parse_config
+    from .errors import ConfigError
+    from .federation import reevaluate
+    from .report.tables import spread
+    from .runs import RunFolder
+
+    folder = RunFolder.open(run_folder)
+    for override in set_ or []:
+        if not override.startswith("evaluation."):
+            raise ConfigError(f"'{override}' is not about evaluation: only evaluation.* can change for a finished run.")
+    config = parse_config(folder.config.to_toml(), set_ or [])
+    clients = reevaluate(folder, config, split)
+    scores = dict(track(clients, "probing", config.clients.count, console=err, transient=True, disable=quiet))
+    if as_json:
+        _print_json({"run": str(folder.path), "split": split, "clients": scores})
+        return
+    for client, values in scores.items():
+        out.print(f"{client}  " + "  ".join(f"{key} {value:.1f}" for key, value in values.items()))
+    for key in next(iter(scores.values()), {}):
+        out.print(f"mean ± sd over clients, {key}: {spread([s[key] for s in scores.values()])}")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Finished run folders; equal settings count as seeds of one run.")],
+    metric: Annotated[str, typer.Option(help="Which accuracy.")] = "linear_all",
+    plot: Annotated[Path | None, typer.Option(help="Also draw the comparison into this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Set runs side by side: mean and spread over seeds and clients, and the difference to the first."""
+    from .errors import ConfigError
+    from .report.tables import Result, compare_rows, compare_table, metric_names
+    from .runs import RunFolder
+
+    results = [Result.read(RunFolder.open(path)) for path in runs]
+    known = metric_names(results[0])
+    if metric not in known:
+        raise ConfigError(f"unknown metric '{metric}', expected one of {', '.join(known) or 'none (the data has no labels)'}.")
+    rows = compare_rows(results, metric)
+    if plot:
+        from .report import plots
+
+        figure, axes = plots.plt.subplots(figsize=(7, 1 + 0.5 * len(rows)))
+        plots.comparison(axes, rows)
+        plots.save(figure, plot)
+    if as_json:
+        _print_json({"rows": rows})
+    else:
+        out.print(compare_table(rows))
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """What is installed, which devices there are, what is missing and how to get it."""
+    from .doctor import diagnose
+
+    findings = diagnose()
+    if as_json:
+        _print_json({"findings": [vars(f) for f in findings]})
+    else:
+        for finding in findings:
+            mark = "[green]ok[/]     " if finding.ok else "[yellow]missing[/]"
+            out.print(f"{mark} {finding.what:<18} {finding.text}", highlight=False, soft_wrap=True)
+    if any(f.required and not f.ok for f in findings):
+        sys.exit(1)
+
+
+@data_app.command()
+def describe(
+    source: Annotated[str, typer.Argument(help="A preset, a config file, or a data source (name, path, hub id).")] = "demo",
+    set_: Set = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw who holds what into this file.")] = None,
+    on_bad_image: BadImage = None,
+    as_json: Json = False,
+) -> None:
+    """Count images, sizes and classes, and show how the clients share them."""
+    from .config import load_config, preset_names
+    from .data import load_images
+    from .federation.simulated import set_up
+
+    overrides = [*(set_ or []), *([f"data.on_bad_image={on_bad_image}"] if on_bad_image else [])]
+    if source in preset_names() or source.endswith(".toml"):
+        config = load_config(source, overrides)
+    else:
+        config = load_config("demo", [f"data.source='{source}'", *overrides])
+    train, test = load_images(config.data, "train"), load_images(config.data, "test")
+    facts: dict[str, Any] = {
+        "source": config.data.source,
+        "train_images": len(train),
+        "test_images": len(test),
+        "shape": list(train.pixels.shape[1:]),
+        "classes": list(train.classes),
+        "labels": train.labels is not None,
+        "skipped": train.skipped + test.skipped,
+    }
+    if train.labels is not None:
+        setup = set_up(config)
+        facts |= {"rad_images": len(setup.rad), "rad_digest": setup.facts["rad_digest"], "clients": setup.facts["holdings"]}
+    if plot and "clients" in facts:
+        from .report import plots
+
+        figure, axes = plots.plt.subplots(figsize=(7, 4.5))
+        plots.holdings(axes, facts["clients"], facts["classes"])
+        plots.save(figure, plot)
+    if as_json:
+        _print_json(facts)
+        return
+    for key, value in facts.items():
+        if key == "clients":
+            out.print("images per class of each client:")
+            for name, counts in value.items():
+                out.print(f"  {name}  {' '.join(f'{c:5d}' for c in counts)}", highlight=False, soft_wrap=True)
+        else:
+            out.print(f"{key:<14} {value}", highlight=False, soft_wrap=True)
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    print(json.dumps(content, indent=2))

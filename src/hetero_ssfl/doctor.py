@@ -1,0 +1,83 @@
+"""What this machine can do, what is missing, and how to get it."""
+
+import importlib
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+OPTIONAL = {
+    "ray": ("simulation", "run on many machines with Flower's Simulation Engine"),
+    "timm": ("timm", "use encoders by name from timm"),
+    "tensorboard": ("tensorboard", "watch runs in TensorBoard"),
+    "onnx": ("onnx", "export encoders to ONNX"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    ok: bool
+    text: str
+    required: bool = False
+
+
+def diagnose() -> list[Finding]:
+    return [_python(), *_required(), *_optional(), *_devices(), _data(), _disk()]
+
+
+def _python() -> Finding:
+    return Finding("python", sys.version_info >= (3, 10), f"{platform.python_version()} (3.10 or newer is needed)", True)
+
+
+def _required() -> list[Finding]:
+    findings = []
+    for name in ("torch", "flwr", "datasets", "flwr-datasets", "safetensors", "pydantic", "scikit-learn", "matplotlib"):
+        try:
+            findings.append(Finding(name, True, metadata.version(name), True))
+        except metadata.PackageNotFoundError:
+            findings.append(Finding(name, False, f"not installed. Remedy: pip install {name}", True))
+    return findings
+
+
+def _optional() -> list[Finding]:
+    findings = []
+    for module, (extra, purpose) in OPTIONAL.items():
+        try:
+            importlib.import_module(module)
+            findings.append(Finding(module, True, f"{metadata.version(module)}: {purpose}"))
+        except Exception as error:  # a broken optional package must not stop the examination
+            remedy = f"pip install 'hetero-ssfl[{extra}]'"
+            reason = "not installed" if isinstance(error, ModuleNotFoundError) else str(error).splitlines()[0]
+            findings.append(Finding(module, False, f"{reason}; needed to {purpose}. Remedy: {remedy}"))
+    return findings
+
+
+def _devices() -> list[Finding]:
+    import torch
+
+    cores = os.cpu_count() or 1
+    findings = [Finding("cpu", True, f"{cores} cores: engine.workers = 0 starts {cores} worker processes")]
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count()))
+        findings.append(Finding("gpu", True, f"{names}: set engine.device = 'cuda'"))
+    else:
+        findings.append(Finding("gpu", False, "none that this torch can use; training runs on the CPU"))
+    return findings
+
+
+def _data() -> Finding:
+    folder = os.environ.get("HETERO_SSFL_DATA")
+    if not folder:
+        text = "HETERO_SSFL_DATA is not set; cifar10, cifar100 and tiny-imagenet come from the hub"
+        return Finding("local data", False, f"{text}. Remedy: point it at a folder that has them")
+    found = sorted(p.name for p in Path(folder).iterdir() if p.is_dir()) if Path(folder).is_dir() else []
+    return Finding("local data", bool(found), f"{folder}: {', '.join(found) or 'no data sets there'}")
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(".").free / 2**30
+    return Finding("disk", free > 1, f"{free:.0f} GiB free in this folder")

@@ -1,0 +1,100 @@
+"""A run as it happens, on a terminal: rounds, who is at work, losses, alignment, time left.
+
+Without a terminal (a log file, CI) it is one plain line per finished round.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class RunView:
+    """Listens to a run's events. Use as a context manager around the run."""
+
+    def __init__(self, console: Console, title: str, quiet: bool = False) -> None:
+        self.console, self.title, self.quiet = console, title, quiet
+        self.live = console.is_terminal and not quiet
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not self.live,
+        )
+        self.rounds: TaskID | None = None
+        self.clients: dict[str, TaskID] = {}
+        self.total, self.round, self.selected, self.shares = 1, 0, 1, {}  # type: ignore[var-annotated]
+
+    def __enter__(self) -> "RunView":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        handler = getattr(self, f"_on_{event['event']}", None)
+        if handler:
+            handler(event)
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            self.bar.console.print(text, highlight=False, soft_wrap=True)
+
+    def _on_start(self, event: Mapping[str, Any]) -> None:
+        self.total = event["rounds"]
+        self.rounds = self.bar.add_task(f"[bold]{self.title}", total=self.total, completed=event["round"], note="")
+        if event["round"]:
+            self._say(f"{self.title}: going on after round {event['round']} of {self.total}")
+
+    def _on_begin(self, event: Mapping[str, Any]) -> None:
+        self.round, self.selected, self.shares = event["round"], len(event["clients"]), {}
+        self._clear_clients()
+
+    def _on_progress(self, event: Mapping[str, Any]) -> None:
+        name = event["client"]
+        if name not in self.clients:
+            self.clients[name] = self.bar.add_task(f"  {name}", total=1.0, note="")
+        self.bar.update(self.clients[name], completed=event["done"], note=f"loss {event['loss']:.3f}")
+        self.shares[name] = event["done"]
+        if self.rounds is not None and self.round:
+            self.bar.update(self.rounds, completed=self.round - 1 + sum(self.shares.values()) / self.selected)
+
+    def _on_evaluating(self, event: Mapping[str, Any]) -> None:
+        self._clear_clients()
+        if self.rounds is not None:
+            self.bar.update(self.rounds, note=f"probing on {event['split']} images")
+
+    def _on_round(self, event: Mapping[str, Any]) -> None:
+        parts = [f"round {event['round']}/{self.total}"]
+        for key, label in (
+            ("loss_ssl", "ssl"),
+            ("loss_alignment", "alignment"),
+            ("spread", "spread"),
+            ("consensus_effective_rank", "consensus rank"),
+        ):
+            if key in event:
+                parts.append(f"{label} {event[key]:.3g}")
+        text = "  ".join(parts)
+        if self.rounds is not None and self.live:
+            self.bar.update(self.rounds, completed=max(0, event["round"]), note="  ".join(parts[1:]))
+        else:
+            self._say(f"{self.title}: {text}  ({event['seconds']:.1f} s)")
+
+    def _on_evaluation(self, event: Mapping[str, Any]) -> None:
+        if event["split"] == "validation" and event["mean"] and not self.live:
+            scores = "  ".join(f"{key} {value:.1f}" for key, value in event["mean"].items())
+            self._say(f"{self.title}: validation after round {event['round']}: {scores}")
+
+    def _on_warning(self, event: Mapping[str, Any]) -> None:
+        self._say(f"[yellow]warning[/] (round {event['round']}): {event['text']}")
+
+    def _clear_clients(self) -> None:
+        for task in self.clients.values():
+            self.bar.remove_task(task)
+        self.clients.clear()

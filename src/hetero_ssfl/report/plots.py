@@ -1,0 +1,80 @@
+"""Pictures of a run. Each function draws on an axis it is given, so that a page can be put together freely."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..runs import write_atomically
+
+BLUE, ORANGE, GREY = "#2a6f97", "#d1602a", "#8a8a8a"
+
+
+def curves(axes: Axes, runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> None:
+    """Validation accuracy over rounds: mean over clients, the band from the lowest to the highest client."""
+    for (label, events), colour in zip(runs.items(), (BLUE, ORANGE, GREY, "#4f772d"), strict=False):
+        seen = [e for e in events if e["event"] == "evaluation" and e["split"] == "validation"]
+        rounds = [e["round"] for e in seen]
+        values = [[s[metric] for s in e["clients"].values() if metric in s] for e in seen]
+        if not any(values):
+            continue
+        axes.plot(rounds, [np.mean(v) for v in values], color=colour, marker="o", markersize=3, label=label)
+        axes.fill_between(rounds, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.12, lw=0)
+    axes.set(xlabel="round", ylabel=f"validation accuracy (%)\n{metric.replace('_', ', ')}")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def heat_map(axes: Axes, matrix: Any, title: str, labels: Sequence[str]) -> None:
+    """Mutual CKA of the clients, each cell with its number."""
+    matrix = np.asarray(matrix)
+    axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis")
+    for i, j in np.ndindex(*matrix.shape):
+        axes.text(j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", fontsize=7, color="w" if matrix[i, j] < 0.6 else "k")
+    off = matrix[~np.eye(len(matrix), dtype=bool)]
+    axes.set_title(f"{title}\nmean {off.mean():.2f}" if len(off) else title, fontsize=9)
+    axes.set_xticks(range(len(labels)), labels, rotation=60, ha="right", fontsize=7)
+    axes.set_yticks(range(len(labels)), labels, fontsize=7)
+
+
+def holdings(axes: Axes, counts: Mapping[str, Sequence[int]], classes: Sequence[str]) -> None:
+    """Who holds how many images of which class: a circle's area is the number of images."""
+    table = np.array(list(counts.values()))
+    clients, labels = np.nonzero(table)
+    largest = max(1, table.max())
+    side = min(20.0, 260.0 / max(table.shape))
+    axes.scatter(labels, clients, s=(table[clients, labels] / largest) * side**2, color=BLUE, alpha=0.8, lw=0)
+    axes.set(xlabel="class", ylabel="client", xlim=(-0.7, table.shape[1] - 0.3), ylim=(len(table) - 0.3, -0.7))
+    if len(classes) <= 20:
+        axes.set_xticks(range(len(classes)), classes, rotation=45, ha="right", fontsize=8)
+    if len(table) <= 20:
+        axes.set_yticks(range(len(table)), list(counts), fontsize=8)
+    axes.set_title(f"who holds what (largest circle: {largest} images)", fontsize=9)
+
+
+def comparison(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Runs side by side: a bar for the mean, a dot for each seed."""
+    for position, row in enumerate(rows):
+        axes.barh(position, row["mean"] or 0, color=BLUE if position else GREY, height=0.6, alpha=0.8)
+        axes.plot(list(row["per_seed"].values()), [position] * len(row["per_seed"]), "k.", markersize=5)
+    axes.set_yticks(range(len(rows)), [row["run"] for row in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"test accuracy (%), {rows[0]['metric'].replace('_', ', ')}")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture whole or not at all."""
+    import io
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.lstrip(".") or "png", dpi=150, bbox_inches="tight")
+    plt.close(figure)
+    write_atomically(path, buffer.getvalue())

@@ -1,0 +1,127 @@
+"""Run folders as tables: what each client learned, and how runs differ."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
+
+from rich.table import Table
+
+from ..config import Config
+from ..runs import RunFolder
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its config, facts and accuracies on the test images."""
+
+    folder: RunFolder
+    config: Config
+    facts: dict[str, Any]
+    results: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> "Result":
+        return cls(folder, folder.config, folder.read_json("facts.json"), folder.read_json("results.json"))
+
+    @property
+    def label(self) -> str:
+        """The run's name and method, without its seed: runs that share it are repetitions."""
+        extra = " + RAD images" if self.config.rad.in_ssl else ""
+        return f"{self.config.name} / {self.config.method}{extra}"
+
+    def score(self, client: str, metric: str) -> float | None:
+        value: float | None = self.results["clients"].get(client, {}).get(metric)
+        return value
+
+    def scores(self, metric: str) -> list[float]:
+        return [s[metric] for s in self.results["clients"].values() if metric in s]
+
+    def card(self, client: str) -> dict[str, Any]:
+        return self.folder.read_json(f"models/{client}/card.json")
+
+    def holdings(self, client: str) -> str:
+        """The classes a client has, as words."""
+        counts = self.facts.get("holdings", {}).get(client, [])
+        names = [name for name, count in zip(self.facts["classes"], counts, strict=False) if count]
+        return ", ".join(names) if len(names) <= 4 else f"{len(names)} classes"
+
+
+def metric_names(result: Result) -> list[str]:
+    return sorted({name for scores in result.results["clients"].values() for name in scores})
+
+
+def results_table(result: Result) -> Table:
+    """One run: a row per client, a column per metric, mean and spread over clients below."""
+    metrics = metric_names(result)
+    table = Table(title=f"{result.label}, seed {result.config.seed}: accuracy on test images (%)")
+    for heading in ("client", "encoder", "holds"):
+        table.add_column(heading)
+    for metric in metrics:
+        table.add_column(metric.replace("_", ", "), justify="right")
+    for client in result.results["clients"]:
+        cells = [_number(result.score(client, metric)) for metric in metrics]
+        table.add_row(client, result.card(client)["encoder"], result.holdings(client), *cells)
+    table.add_section()
+    table.add_row("mean ± sd", "over clients", "", *[spread(result.scores(m)) for m in metrics])
+    untrained = result.results["untrained"]
+    if untrained:
+        cells = [spread([s[m] for s in untrained.values() if m in s]) for m in metrics]
+        table.add_row("untrained", "the same encoders", "", *cells)
+    return table
+
+
+def compare_rows(results: list[Result], metric: str) -> list[dict[str, Any]]:
+    """Runs grouped by label: mean over clients of each seed, then mean and deviation over seeds."""
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        groups[result.label].append(result)
+    rows: list[dict[str, Any]] = []
+    for label, members in groups.items():
+        per_seed = {r.config.seed: mean(r.scores(metric)) for r in members if r.scores(metric)}
+        values = list(per_seed.values())
+        rows.append(
+            {
+                "run": label,
+                "seeds": sorted(per_seed),
+                "metric": metric,
+                "mean": mean(values) if values else None,
+                "sd_over_seeds": stdev(values) if len(values) > 1 else None,
+                "sd_over_clients": mean([_sd(r.scores(metric)) for r in members]) if values else None,
+                "per_seed": per_seed,
+            }
+        )
+    for row in rows:
+        first = rows[0]["per_seed"]
+        shared = [seed for seed in row["per_seed"] if seed in first]
+        row["difference_to_first"] = mean(row["per_seed"][s] - first[s] for s in shared) if shared else None
+    return rows
+
+
+def compare_table(rows: list[dict[str, Any]]) -> Table:
+    metric = rows[0]["metric"]
+    table = Table(title=f"test accuracy (%), {metric.replace('_', ', ')}; difference to the first on equal seeds")
+    table.add_column("run")
+    for heading in ("seeds", "mean", "sd over seeds", "sd over clients", "difference"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        difference = row["difference_to_first"]
+        table.add_row(
+            row["run"],
+            ", ".join(map(str, row["seeds"])),
+            *[_number(row[key]) for key in ("mean", "sd_over_seeds", "sd_over_clients")],
+            "-" if difference is None else f"{difference:+.1f}",
+        )
+    return table
+
+
+def spread(values: list[float]) -> str:
+    return f"{mean(values):.1f} ± {_sd(values):.1f}" if values else "-"
+
+
+def _sd(values: list[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
