@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -25,7 +25,9 @@ app = typer.Typer(
 data_app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-out, err = Console(), Console(stderr=True)
+# Without a terminal rich assumes 80 columns, which breaks tables in log files.
+out = Console(width=None if sys.stdout.isatty() else 140)
+err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
@@ -111,6 +113,7 @@ def _train(config: "Config", path: Path, as_json: bool, quiet: bool, folder: "Ru
             folder = start(config, path, view) if folder is None else resume(folder, view)
     except KeyboardInterrupt:
         _say_how_to_resume(path)
+    assert folder is not None
     result = Result.read(folder)
     if as_json:
         _print_json({"run": str(folder.path), **result.results})
@@ -122,7 +125,7 @@ def _train(config: "Config", path: Path, as_json: bool, quiet: bool, folder: "Ru
     out.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
 
 
-def _say_how_to_resume(path: Path) -> None:
+def _say_how_to_resume(path: Path) -> NoReturn:
     if (path / "config.toml").exists():
         text = f"Interrupted. Every finished round is kept; go on with: hetero-ssfl run --resume {path}"
     else:
@@ -133,7 +136,9 @@ def _say_how_to_resume(path: Path) -> None:
 
 @app.command()
 def demo(
-    run_dir: Annotated[Path, typer.Option(help="Where to keep the demo's three runs and its picture.")] = Path("demo-run"),
+    run_dir: Annotated[Path, typer.Option(help="Where to keep the demo's three runs and its picture.")] = Path(
+        "demo-run"
+    ),
     seed: Annotated[int, typer.Option(min=0)] = 0,
     set_: Set = None,
     as_json: Json = False,
@@ -202,12 +207,14 @@ def compare(
     results = [Result.read(RunFolder.open(path)) for path in runs]
     known = metric_names(results[0])
     if metric not in known:
-        raise ConfigError(f"unknown metric '{metric}', expected one of {', '.join(known) or 'none (the data has no labels)'}.")
+        raise ConfigError(
+            f"unknown metric '{metric}', expected one of {', '.join(known) or 'none (the data has no labels)'}."
+        )
     rows = compare_rows(results, metric)
     if plot:
         from .report import plots
 
-        figure, axes = plots.plt.subplots(figsize=(7, 1 + 0.5 * len(rows)))
+        figure, axes = plots.subplots(figsize=(7, 1 + 0.5 * len(rows)))
         plots.comparison(axes, rows)
         plots.save(figure, plot)
     if as_json:
@@ -234,7 +241,9 @@ def doctor(as_json: Json = False) -> None:
 
 @data_app.command()
 def describe(
-    source: Annotated[str, typer.Argument(help="A preset, a config file, or a data source (name, path, hub id).")] = "demo",
+    source: Annotated[
+        str, typer.Argument(help="A preset, a config file, or a data source (name, path, hub id).")
+    ] = "demo",
     set_: Set = None,
     plot: Annotated[Path | None, typer.Option(help="Draw who holds what into this file.")] = None,
     on_bad_image: BadImage = None,
@@ -262,11 +271,15 @@ def describe(
     }
     if train.labels is not None:
         setup = set_up(config)
-        facts |= {"rad_images": len(setup.rad), "rad_digest": setup.facts["rad_digest"], "clients": setup.facts["holdings"]}
+        facts |= {
+            "rad_images": len(setup.rad),
+            "rad_digest": setup.facts["rad_digest"],
+            "clients": setup.facts["holdings"],
+        }
     if plot and "clients" in facts:
         from .report import plots
 
-        figure, axes = plots.plt.subplots(figsize=(7, 4.5))
+        figure, axes = plots.subplots(figsize=(7, 4.5))
         plots.holdings(axes, facts["clients"], facts["classes"])
         plots.save(figure, plot)
     if as_json:

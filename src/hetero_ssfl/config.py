@@ -94,7 +94,7 @@ class ClientsConfig(Section):
     per_round: PositiveInt | Annotated[float, Field(gt=0, le=1)] = 1.0
     """How many take part in a round: a whole number counts them, a fraction is a share of all."""
     models: tuple[Annotated[ModelConfig, BeforeValidator(_as_model)], ...] = Field(
-        (ModelConfig(encoder="resnet10(width=16)"),), min_length=1
+        default=(ModelConfig(encoder="resnet10(width=16)"),), min_length=1
     )
     """Client k uses entry k modulo the length of the list."""
     weights: Literal["uniform", "size"] | tuple[PositiveFloat, ...] = "uniform"
@@ -247,8 +247,7 @@ class Config(Section):
             )
         if self.views.crop[0] > self.views.crop[1]:
             raise ValueError(
-                f"views.crop = {list(self.views.crop)} runs backwards, expected least before greatest. "
-                "Swap the two."
+                f"views.crop = {list(self.views.crop)} runs backwards, expected least before greatest. Swap the two."
             )
         if 0 < alignment.rad_batch < 4 or self.rad.size < 4:
             raise ValueError(

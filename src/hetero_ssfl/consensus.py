@@ -1,7 +1,8 @@
 """The mean kernel of all clients, without ever writing out a kernel.
 
 K_mean = sum_j w_j A_j A_j^T = B B^T with B = [sqrt(w_1) A_1 | sqrt(w_2) A_2 | ...]. Each client sends a factor A_j
-(L x d_j) of its own kernel; the server keeps B (L x r), exact until `rank` columns and cut to the strongest directions beyond.
+(L x d_j) of its own kernel; the server keeps B (L x r), exact until `rank` columns and cut to the strongest
+directions beyond.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """`make demo`: five unlike encoders on embedded digits, alone and together (the paper's Table 4 in miniature).
 
-Three runs from the same start: each client alone; alone with the RAD images as extra unlabeled data (what a sceptic asks for); and together.
-All are probed in the same way on the test images, after the last round and with few labels.
+Three runs from the same start: each client alone; alone with the RAD images as extra unlabeled data (what a sceptic
+asks for); and together. All are probed in the same way on the test images, after the last round and with few labels.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Demo:
         return [
             {
                 "client": client,
-                "encoder": together.card(client)["encoder"],
+                "encoder": together.card(client)["encoder"].partition("(")[0],
                 "parameters": together.card(client)["parameters"],
                 "holds": together.holdings(client),
                 "untrained": together.results["untrained"][client][METRIC],
@@ -69,8 +69,8 @@ def demo_table(demo: Demo) -> Table:
     config = demo.results["together"].config
     labels = config.evaluation.labels_per_class
     table = Table(
-        title=f"digits, {config.clients.count} clients with 2 classes each; accuracy over all 10 classes on test images (%),\n"
-        f"linear probe on the frozen encoder with {labels} labels per class"
+        title=f"digits, {config.clients.count} clients with 2 classes each: accuracy on test images of all 10 classes "
+        f"(%),\nlinear probe on the frozen encoder with {labels} labels per class"
     )
     for heading in ("client", "encoder", "holds"):
         table.add_column(heading)
@@ -88,13 +88,18 @@ def demo_table(demo: Demo) -> Table:
     table.add_section()
     gain = mean(row["together"] - row["alone"] for row in rows)
     table.add_row(
-        "mean ± sd", "over clients", "", "", *[spread([r[key] for r in rows]) for key in ("untrained", *ARMS)], f"{gain:+.1f}"
+        "mean ± sd",
+        "over clients",
+        "",
+        "",
+        *[spread([r[key] for r in rows]) for key in ("untrained", *ARMS)],
+        f"{gain:+.1f}",
     )
     return table
 
 
 def _draw(results: dict[str, Result], path: Path) -> None:
-    figure, axes = plots.plt.subplots(2, 3, figsize=(14, 8.5))
+    figure, axes = plots.subplots(2, 3, figsize=(14, 8.5))
     plots.curves(axes[0, 0], {arm: r.folder.events() for arm, r in results.items()}, METRIC)
     axes[0, 0].set_title("alone and together, round by round (band: lowest to highest client)", fontsize=9)
     together = results["together"]

@@ -30,7 +30,9 @@ def diagnose() -> list[Finding]:
 
 
 def _python() -> Finding:
-    return Finding("python", sys.version_info >= (3, 10), f"{platform.python_version()} (3.10 or newer is needed)", True)
+    return Finding(
+        "python", sys.version_info >= (3, 10), f"{platform.python_version()} (3.10 or newer is needed)", True
+    )
 
 
 def _required() -> list[Finding]:

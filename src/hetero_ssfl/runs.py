@@ -100,7 +100,8 @@ class RunFolder:
         found = folder.read_json("environment.json").get("format")
         if found != FORMAT:
             raise RunError(
-                f"'{path}' has run format {found}, expected {FORMAT}. Read it with the version of hetero-ssfl that wrote it."
+                f"'{path}' has run format {found}, expected {FORMAT}. "
+                "Read it with the version of hetero-ssfl that wrote it."
             )
         return folder
 
@@ -129,7 +130,8 @@ class RunFolder:
             content: dict[str, Any] = json.loads((self.path / name).read_text())
         except FileNotFoundError:
             raise RunError(
-                f"'{self.path}' has no {name}: the run is not finished. Continue it with: hetero-ssfl run --resume {self.path}"
+                f"'{self.path}' has no {name}: the run is not finished. "
+                f"Continue it with: hetero-ssfl run --resume {self.path}"
             ) from None
         except ValueError as error:
             raise RunError(f"'{self.path / name}' is not valid JSON ({error}). Restore it from a copy.") from None

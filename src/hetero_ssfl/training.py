@@ -31,7 +31,7 @@ class Client:
     rad: Tensor
     round: int = 0
     """The last round whose training the networks contain."""
-    progress: Progress = field(default=lambda done, loss: None)
+    progress: Progress = field(default=lambda *_: None)
 
     @property
     def device(self) -> torch.device:

@@ -92,7 +92,7 @@ def _digits(config: DataConfig, split: Split) -> Images:
     return everything.subset(_fifth(len(everything), split))
 
 
-def _fifth(count: int, split: Split) -> Tensor:
+def _fifth(count: int, split: str) -> Tensor:
     """The rows of a split where the source has no test split of its own. The same for every seed."""
     order = torch.randperm(count, generator=rng_for(0, "test split"))
     is_test = torch.zeros(count, dtype=torch.bool)
@@ -153,7 +153,7 @@ def _fill_cache(entry: Path, config: DataConfig, rows: "_Rows", what: str) -> No
     pixels, labels, skipped = _decode(config, rows, what)
     card = {
         "source": config.source,
-        "sha256": hashlib.sha256(pixels).hexdigest(),
+        "sha256": hashlib.sha256(pixels.data).hexdigest(),
         "classes": rows.classes,
         "labels": labels,
         "skipped": skipped,
@@ -177,7 +177,7 @@ def _decode(config: DataConfig, rows: "_Rows", what: str) -> tuple[np.ndarray, l
     kept: list[np.ndarray] = []
     labels: list[int] = []
     bad: Counter[str] = Counter()
-    channels = config.channels
+    channels: int | None = config.channels
     for number, (encoded, label) in enumerate(rows.items()):
         try:
             picture, channels = _to_array(encoded, config.side, channels)
@@ -213,10 +213,10 @@ def _to_array(encoded: Any, side: int | None, channels: int | None) -> tuple[np.
     from PIL import Image, ImageOps
 
     stream = io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded
-    with Image.open(stream) as picture:
+    with Image.open(stream) as file:
         if channels is None:
-            channels = 1 if picture.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
-        picture = picture.convert("L" if channels == 1 else "RGB")
+            channels = 1 if file.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
+        picture = file.convert("L" if channels == 1 else "RGB")
         if side and picture.size != (side, side):
             picture = ImageOps.fit(picture, (side, side), Image.Resampling.BICUBIC)
         array = np.asarray(picture, dtype=np.uint8)
@@ -240,9 +240,8 @@ def _open_rows(config: DataConfig, source: Path | str, split: Split) -> _Rows:
     train = splits.get("train", next(iter(splits.values())))
     test = next((splits[name] for name in TEST_SPLITS if name in splits), None)
     if test is None:
-        table = train.select(_fifth(len(train), split).tolist())
-    else:
-        table = train if split == "train" else test
+        train, test = (train.select(_fifth(len(train), part).tolist()) for part in ("train", "test"))
+    table = train if split == "train" else test
     image = _column(table, config.image_column, IMAGE_COLUMNS)
     label = _column(table, config.label_column, LABEL_COLUMNS)
     if image is None or (config.label_column and label is None):

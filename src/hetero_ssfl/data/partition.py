@@ -23,7 +23,8 @@ def partition(config: Config, labels: Tensor | None, size: int, n_classes: int) 
     settings, count = config.partition, config.clients.count
     if labels is None and settings.kind != "iid":
         raise ConfigError(
-            f"partition.kind = '{settings.kind}' divides by class, but the data has no labels. Set partition.kind = 'iid'."
+            f"partition.kind = '{settings.kind}' divides by class, but the data has no labels. "
+            "Set partition.kind = 'iid'."
         )
     if settings.kind == "iid":
         order = torch.randperm(size, generator=rng_for(config.seed, "partition"))
@@ -49,7 +50,8 @@ def assign_classes(n_classes: int, count: int, per_client: int | None, seed: int
         return holders
     if count < n_classes:
         raise ConfigError(
-            f"{count} clients with {wanted} disjoint classes each need {count * wanted} classes, but there are {n_classes}. "
+            f"{count} clients with {wanted} disjoint classes each need {count * wanted} classes, "
+            f"but there are {n_classes}. "
             f"Set partition.classes_per_client to at most {n_classes // count}."
         )
     # Walking round a shuffled list gives every class to at least one client, and to nearly equal numbers.
@@ -69,7 +71,6 @@ def divide_by_class(labels: Tensor, holders: list[list[int]], rng: torch.Generat
 
 
 def _by_flower(config: Config, labels: Tensor) -> list[Tensor]:
-    from datasets import Dataset
     from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
 
     settings, count = config.partition, config.clients.count

@@ -32,8 +32,8 @@ def split_training_images(config: Config, train: Images) -> Split:
     spared = config.data.validation + rad_size
     if len(order) - spared < 2 * config.clients.count:
         raise ConfigError(
-            f"{len(order)} training images less {config.data.validation} for validation and {rad_size} for the RAD leave "
-            f"{max(0, len(order) - spared)} for {config.clients.count} clients, expected at least 2 each. "
+            f"{len(order)} training images less {config.data.validation} for validation and {rad_size} for the RAD "
+            f"leave {max(0, len(order) - spared)} for {config.clients.count} clients, expected at least 2 each. "
             "Lower rad.size or data.validation, or raise data.limit."
         )
     validation, rad, pool = order.tensor_split([config.data.validation, spared])

@@ -1,9 +1,9 @@
 """Random views of a whole batch at once.
 
-Every geometric change (crop, flip, rotation, shear, shift) is one affine map per image, so one
-`grid_sample` makes them all. Every colour change (brightness, contrast, saturation, hue, grayscale) is an affine map of
-colour space, so they multiply into one 3x4 matrix per image. Unlike per-image PIL pipelines, values are clamped once at the
-end and not after each change, and hue turns the YIQ plane instead of HSV's hexagon.
+Every geometric change (crop, flip, rotation, shear, shift) is one affine map per image, so one `grid_sample` makes
+them all. Every colour change (brightness, contrast, saturation, hue, grayscale) is an affine map of colour space, so
+they multiply into one 3x4 matrix per image. Unlike per-image PIL pipelines, values are clamped once at the end and not
+after each change, and hue turns the YIQ plane instead of HSV's hexagon.
 """
 
 import math

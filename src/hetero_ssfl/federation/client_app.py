@@ -8,14 +8,19 @@ from flwr.clientapp import ClientApp
 
 from ..methods import method_for
 from ..models import count_parameters
-from .records import pack, pack_update, read_broadcast, settings_of
+from .records import Scalar, pack, pack_update, read_broadcast, settings_of
 from .simulated import ClientCache, Site, client_name, evaluate, export_model, open_site
 
 app = ClientApp()
 clients = ClientCache()
 
-report_progress: Callable[[str, float, float], None] = lambda name, done, loss: None  # noqa: E731
-"""(client, share of the round done, loss): set by the engine that runs this process."""
+Report = Callable[[str, float, float], None]
+
+
+class Progress:
+    """Where a client's progress goes: (client, share of the round done, loss). Set by the engine."""
+
+    report: Report = staticmethod(lambda *_: None)
 
 
 def _place(message: Message, context: Context) -> tuple[dict[str, Any], Site, int]:
@@ -29,7 +34,7 @@ def hello(message: Message, context: Context) -> Message:
     """Who is there: node ids are random, names are not."""
     _, site, number = _place(message, context)
     learner = site.untrained(number)
-    facts = {
+    facts: dict[str, Scalar] = {
         "name": client_name(number),
         "encoder": site.config.model_of(number).encoder,
         "parameters": count_parameters(learner.encoder),
@@ -44,7 +49,7 @@ def train(message: Message, context: Context) -> Message:
     _, site, number = _place(message, context)
     down = read_broadcast(message.content)
     client = clients.get(site, number, limit=down.round - 1)
-    client.progress = lambda done, loss: report_progress(client.name, done, loss)
+    client.progress = lambda done, loss: Progress.report(client.name, done, loss)
     try:
         update = method_for(site.config).local_update(client, down)
     except BaseException:

@@ -1,7 +1,7 @@
 """Flower's Grid on worker processes of this machine: no network, no Ray, no second code path.
 
-Each worker holds one ClientApp and one torch thread (by default). A client returns to the worker that has it in memory; an idle
-worker takes over waiting ones, reading their state from disk. Where a client runs never changes its numbers.
+Each worker holds one ClientApp and one torch thread (by default). A client returns to the worker that has it in memory;
+an idle worker takes over waiting ones, reading their state from disk. Where a client runs never changes its numbers.
 """
 
 import json
@@ -68,7 +68,7 @@ def work(connection: Connection, threads: int) -> None:
             last = time.monotonic()
             connection.send_bytes(b"P" + json.dumps([name, done, loss]).encode())
 
-    client_app.report_progress = report
+    client_app.Progress.report = staticmethod(report)
     while True:
         try:
             node_config = json.loads(connection.recv_bytes())

@@ -56,7 +56,9 @@ def read_update(content: RecordDict, client: str) -> Update:
         examples = settings_of(content)["examples"]
         update = Update(int(examples), arrays_of(content), metrics_of(content))
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"{client} sent a reply that cannot be read: {error!r}. Does it run this version?") from None
+        raise ProtocolError(
+            f"{client} sent a reply that cannot be read: {error!r}. Does it run this version?"
+        ) from None
     if update.examples < 1:
         raise ProtocolError(f"{client} says it trained on {update.examples} images, expected at least 1.")
     return update

@@ -22,7 +22,7 @@ from ..errors import ProtocolError, RunError
 from ..methods import ClientId, Method, ServerState, Update, method_for
 from ..runs import RunFolder, load_tensors, save_tensors
 from ..seeding import rng_for
-from .records import count_bytes, metrics_of, pack, pack_broadcast, read_update, settings_of
+from .records import Scalar, count_bytes, metrics_of, pack, pack_broadcast, read_update, settings_of
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class Server:
     # --- figures ---
 
     def evaluate(self, number: int, split: str, export: bool = False) -> Event:
-        settings = {"config": self.config_toml, "round": number, "split": split, "export": export}
+        settings: dict[str, Scalar] = {"config": self.config_toml, "round": number, "split": split, "export": export}
         self.listen({"event": "evaluating", "round": number, "split": split})
         replies, _ = self.exchange("evaluate", number, {name: pack(settings=settings) for name in sorted(self.nodes)})
         scores = {}
@@ -216,7 +216,8 @@ class Server:
         if not path.exists():
             return None
         tensors, about = load_tensors(path)
-        shared, clients = {}, {}
+        shared: dict[str, torch.Tensor] = {}
+        clients: dict[str, dict[str, torch.Tensor]] = {}
         for key, value in tensors.items():
             owner, _, rest = key.partition("/")
             if owner == "shared":
@@ -234,4 +235,6 @@ def _error_text(reply: Message) -> str:
 
 def _means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     keys = sorted({key for values in scores.values() for key in values})
-    return {key: sum(v[key] for v in scores.values() if key in v) / sum(key in v for v in scores.values()) for key in keys}
+    return {
+        key: sum(v[key] for v in scores.values() if key in v) / sum(key in v for v in scores.values()) for key in keys
+    }

@@ -1,7 +1,8 @@
 """Participants simulated on one machine: each a row of a run folder's split.
 
-A node's settings name its place (`run-dir`, `partition-id`, `name`); everything else comes from the config in the message.
-Processes keep clients in memory up to a budget; a client that was dropped, or trained elsewhere since, is read back from its own folder.
+A node's settings name its place (`run-dir`, `partition-id`); everything else comes from the config in the message.
+Processes keep clients in memory up to a budget; a client that was dropped, or trained elsewhere since, is read back
+from its own folder.
 """
 
 from collections import OrderedDict
@@ -85,7 +86,9 @@ def open_site(run_dir: str, config_toml: str) -> Site:
     folder, config = RunFolder(Path(run_dir)), parse_config(config_toml)
     rad, about = load_tensors(folder.path / "rad.safetensors")
     if digest(rad["pixels"]) != about["digest"]:
-        raise ProtocolError(f"the RAD in '{run_dir}' does not match its digest {about['digest'][:12]}. Start the run again.")
+        raise ProtocolError(
+            f"the RAD in '{run_dir}' does not match its digest {about['digest'][:12]}. Start the run again."
+        )
     rows = load_tensors(folder.path / "split.safetensors")[0]
     return Site(folder, config, load_images(config.data, "train"), rows, rad["pixels"])
 
@@ -132,10 +135,7 @@ def evaluate(site: Site, number: int, learner: Learner, split: str) -> dict[str,
         return {}
     pool = site.pool()
     pool = pool[few_labels(train.labels[pool], config.evaluation.labels_per_class, config.seed)]
-    if split == "test":
-        held_out = load_images(config.data, "test")
-    else:
-        held_out = train.subset(site.rows["validation"])
+    held_out = load_images(config.data, "test") if split == "test" else train.subset(site.rows["validation"])
     if held_out.labels is None or not len(held_out):
         return {}
     encoder = learner.encoder

@@ -22,8 +22,8 @@ def method_for(config: Config) -> Method:
     models = {config.model_of(k) for k in range(config.clients.count)}
     if kind.averages_weights and len(models) > 1:
         raise ConfigError(
-            f"method '{config.method}' averages weights and needs equal models, but clients.models has {len(models)} different "
-            "ones. Name one model, or use method = 'hetero-ssfl', which lets them differ."
+            f"method '{config.method}' averages weights and needs equal models, but clients.models has {len(models)} "
+            "different ones. Name one model, or use method = 'hetero-ssfl', which lets them differ."
         )
     return kind(config)
 

@@ -52,7 +52,8 @@ class HeteroSSFL(Method):
         shape = None if factor is None else tuple(factor.shape)
         if shape is None or len(shape) != 2 or shape[0] != rows or shape[1] < 1:
             raise ProtocolError(
-                f"{client} sent representations of shape {shape}, expected ({rows}, any width): it may hold another RAD."
+                f"{client} sent representations of shape {shape}, expected ({rows}, any width): "
+                "it may hold another RAD."
             )
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
@@ -108,8 +109,10 @@ class Alignment:
         size = self.config.alignment.memory
         if not size:
             return rows, live
-        old_rows, old = (torch.cat(parts) for parts in zip(*self.memory, strict=True)) if self.memory else (rows[:0], live[:0])
-        seen, unique = set(rows.tolist()), []
+        old_rows, old = (
+            (torch.cat(parts) for parts in zip(*self.memory, strict=True)) if self.memory else (rows[:0], live[:0])
+        )
+        seen, unique = set(rows.tolist()), list[int]()
         for position in range(len(old_rows) - 1, -1, -1):
             row = int(old_rows[position])
             if row not in seen and len(unique) < size:

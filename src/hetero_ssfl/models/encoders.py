@@ -108,7 +108,7 @@ def _factory(name: str) -> Callable[..., nn.Module]:
     found = getattr(_import(source, "put it on PYTHONPATH"), attribute, None)
     if not callable(found):
         raise ConfigError(f"encoder '{name}': module {source} has no callable '{attribute}'. Check the name.")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _import(module: str, remedy: str) -> Any:

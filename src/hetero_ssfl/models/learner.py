@@ -61,7 +61,8 @@ class Learner(nn.Module):
     def move_target(self) -> None:
         """W^t <- ema * W^t + (1 - ema) * W^o. BatchNorm statistics stay the target's own, as in BYOL."""
         if self.target is not None:
-            old, new = list(self.target.parameters()), list(self.online.parameters())
+            old: list[Tensor] = list(self.target.parameters())
+            new: list[Tensor] = list(self.online.parameters())
             torch._foreach_lerp_(old, new, 1 - self.ema)
 
 
@@ -71,7 +72,7 @@ def build_learner(
     """A client's networks with parameters that depend on (seed, scope) alone."""
     with global_seed(seed, *scope):
         encoder, width = build_encoder(model.encoder, in_channels, side)
-        return Learner(encoder, width, model, ssl).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        return Learner(encoder, width, model, ssl).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def count_parameters(module: nn.Module) -> int:

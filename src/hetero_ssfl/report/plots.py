@@ -17,9 +17,13 @@ from ..runs import write_atomically
 BLUE, ORANGE, GREY = "#2a6f97", "#d1602a", "#8a8a8a"
 
 
+def subplots(*shape: int, figsize: tuple[float, float]) -> tuple[Figure, Any]:
+    return plt.subplots(*shape, figsize=figsize)
+
+
 def curves(axes: Axes, runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> None:
     """Validation accuracy over rounds: mean over clients, the band from the lowest to the highest client."""
-    for (label, events), colour in zip(runs.items(), (BLUE, ORANGE, GREY, "#4f772d"), strict=False):
+    for (label, events), colour in zip(runs.items(), (GREY, ORANGE, BLUE, "#4f772d"), strict=False):
         seen = [e for e in events if e["event"] == "evaluation" and e["split"] == "validation"]
         rounds = [e["round"] for e in seen]
         values = [[s[metric] for s in e["clients"].values() if metric in s] for e in seen]
@@ -37,7 +41,9 @@ def heat_map(axes: Axes, matrix: Any, title: str, labels: Sequence[str]) -> None
     matrix = np.asarray(matrix)
     axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis")
     for i, j in np.ndindex(*matrix.shape):
-        axes.text(j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", fontsize=7, color="w" if matrix[i, j] < 0.6 else "k")
+        axes.text(
+            j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", fontsize=7, color="w" if matrix[i, j] < 0.6 else "k"
+        )
     off = matrix[~np.eye(len(matrix), dtype=bool)]
     axes.set_title(f"{title}\nmean {off.mean():.2f}" if len(off) else title, fontsize=9)
     axes.set_xticks(range(len(labels)), labels, rotation=60, ha="right", fontsize=7)

@@ -1,0 +1,36 @@
+# Everything a fresh machine needs is done by the targets themselves; nothing has to be installed first.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test check bench install clean
+
+demo: $(VENV)/.demo-ready  ## five unlike encoders learn together on embedded data (about 3 minutes)
+	$(BIN)/hetero-ssfl demo
+
+test: check  ## format, lint, types, import arrows, tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev-ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.demo-ready  ## each prints a ratio against a baseline measured in the same run
+	$(BIN)/python benchmarks/overhead.py
+
+install: $(VENV)/.dev-ready
+
+# torch first and by itself: its version decides whether gigabytes of CUDA packages are pulled in.
+$(VENV)/.demo-ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev-ready: $(VENV)/.demo-ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
