@@ -1,0 +1,214 @@
+"""What the engine costs: wall time of a run through it, divided by that of a bare PyTorch loop. One ratio; target 1.15.
+
+A. engine  `hetero_ssfl.federation.start` with one worker and one torch thread: messages, checkpoints, events, figures.
+B. bare    one process, one torch thread, a plain loop over the same clients with the same steps and nothing else.
+
+Both start in a fresh process, open with the untrained clients' consensus (not timed) and are timed over rounds 1 to the
+last: for the engine from the moment round 1 begins to the moment the last round is on disk. Runs alternate (A B, B A,
+...), because a machine's speed drifts, and the ratio is that of the medians. At the end both must hold the same
+parameters, bit for bit: otherwise they did not do the same work.
+
+    python benchmarks/overhead.py
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetero_ssfl.config import Config, validate
+from hetero_ssfl.consensus import client_factor, combine
+from hetero_ssfl.data import load_images, load_rad, random_view, split_training_images, to_input
+from hetero_ssfl.federation import start
+from hetero_ssfl.models import Learner, build_learner
+from hetero_ssfl.objectives import alignment_distance, siamese_loss
+from hetero_ssfl.seeding import rng_for
+from hetero_ssfl.training import learning_rate
+
+TARGET = 1.15
+RESULTS = Path(__file__).parent / "results" / "overhead.json"
+
+States = list[dict[str, Tensor]]
+"""The parameters and buffers of each client after the last round."""
+
+
+def benchmark_config(rounds: int) -> Config:
+    """cifar10 where HETERO_SSFL_DATA has it, else the built-in digits, enlarged to 16 px and in three channels."""
+    folder = os.environ.get("HETERO_SSFL_DATA")
+    source, side = ("cifar10", 32) if folder and Path(folder, "cifar10").is_dir() else ("digits", 16)
+    return validate(
+        {
+            "name": "overhead",
+            "rounds": rounds,
+            "local_epochs": 2,
+            "data": {"source": source, "side": side, "channels": 3, "limit": 1400, "validation": 0},
+            "clients": {"count": 3, "models": ["resnet10(width=16)", "resnet8(width=16)", "mobilenet(width=16)"]},
+            "partition": {"kind": "iid"},
+            "optim": {"batch": 64},
+            "evaluation": {"every": 0, "probes": [], "untrained": False, "labels_per_class": 1},
+            "engine": {"workers": 1, "threads": 1},
+        }
+    )
+
+
+# --- A: the engine ----------------------------------------------------------------------------------
+
+
+def run_engine(config: Config) -> tuple[float, States]:
+    """Seconds from the begin of round 1 to the first event after the last round was saved, and the clients."""
+    begun, ended, previous = 0.0, 0.0, {"event": "", "round": -1}
+
+    def listen(event: dict[str, Any]) -> None:
+        nonlocal begun, ended, previous
+        if event["event"] == "begin" and event["round"] == 1:
+            begun = time.perf_counter()
+        if previous["event"] == "round" and previous["round"] == config.rounds:
+            ended = time.perf_counter()
+        previous = event
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = start(config, Path(scratch, "run"), listen)
+        names = [f"client-{k:03d}" for k in range(config.clients.count)]
+        return ended - begun, [folder.load_client(name, config.rounds) for name in names]
+
+
+# --- B: the same work without it ----------------------------------------------------------------------
+
+
+def run_bare(config: Config) -> tuple[float, States]:
+    """The rounds as one would write them for a single experiment."""
+    torch.set_num_threads(1)
+    train = load_images(config.data, "train")
+    split = split_training_images(config, train)
+    rad = load_rad(config, train, split)
+    shares = [train.pixels[rows] for rows in split.clients]
+    shape = train.pixels.shape[1:3]
+    learners = [
+        build_learner(config.model_of(k), config.ssl, *shape, config.seed, "init", k) for k in range(len(shares))
+    ]
+    factors = [rad_factor(learner, rad, config) for learner in learners]
+    begun = time.perf_counter()
+    for number in range(1, config.rounds + 1):
+        consensus = combine(factors, [1.0] * len(factors), config.alignment.rank).factor
+        for k, learner in enumerate(learners):
+            local_training(learner, f"client-{k:03d}", number, shares[k], rad, consensus, config)
+            factors[k] = rad_factor(learner, rad, config)
+    return time.perf_counter() - begun, [dict(learner.state_dict()) for learner in learners]
+
+
+def local_training(
+    learner: Learner, name: str, number: int, pixels: Tensor, rad: Tensor, consensus: Tensor, config: Config
+) -> None:
+    optim, alignment, batch = config.optim, config.alignment, config.optim.batch
+    sgd = torch.optim.SGD(learner.trainable(), optim.lr, optim.momentum, weight_decay=optim.weight_decay, foreach=True)
+    steps = len(pixels) // batch
+    learner.train()
+    for epoch in range(config.local_epochs):
+        scope = ("train", name, number, epoch)
+        rng, rng_rad = rng_for(config.seed, *scope), rng_for(config.seed, *scope, "regulariser")
+        order = torch.randperm(len(pixels), generator=rng)
+        for step in range(steps):
+            done = (epoch + step / steps) / config.local_epochs
+            sgd.param_groups[0]["lr"] = learning_rate(config, number - 1 + done)
+            images = pixels[order[step * batch : (step + 1) * batch]]
+            views = [random_view(images, config.views, rng) for _ in range(2)]
+            loss = siamese_loss(learner, *views)[0]
+            rows = torch.randperm(len(rad), generator=rng_rad)[: alignment.rad_batch]
+            live = learner.encoder(random_view(rad[rows], config.views, rng_rad))
+            loss = loss + alignment.mu * alignment_distance(live, consensus[rows], alignment)
+            sgd.zero_grad(set_to_none=True)
+            loss.backward()
+            sgd.step()
+            learner.move_target()
+
+
+@torch.no_grad()
+def rad_factor(learner: Learner, rad: Tensor, config: Config) -> Tensor:
+    learner.eval()
+    return client_factor(learner.encoder(to_input(rad)), config.alignment)
+
+
+def in_fresh_process(config: Config) -> tuple[float, States]:
+    """A warm process would flatter the bare loop: the engine's worker is always a new one."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(run_bare, config).result()
+
+
+# --- the comparison -----------------------------------------------------------------------------------
+
+
+def largest_difference(one: States, other: States) -> float:
+    differences = (
+        float((a[key].double() - b[key].double()).abs().max()) for a, b in zip(one, other, strict=True) for key in a
+    )
+    return max(differences)
+
+
+def compare(config: Config, repeats: int) -> tuple[dict[str, list[float]], float]:
+    """Seconds of every run, by kind, and how far the final parameters are apart."""
+    runs = {"engine": run_engine, "bare": in_fresh_process}
+    seconds: dict[str, list[float]] = {kind: [] for kind in runs}
+    finals: dict[str, States] = {}
+    for repeat in range(repeats):
+        for kind in sorted(runs, reverse=repeat % 2 == 0):
+            taken, finals[kind] = runs[kind](config)
+            seconds[kind].append(taken)
+            print(f"  repeat {repeat + 1}  {kind:6}  {taken:7.2f} s", flush=True)
+    return seconds, largest_difference(finals["engine"], finals["bare"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Wall time of the engine divided by that of a bare PyTorch loop.")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round, one repeat, nothing written: does it run?")
+    options = parser.parse_args()
+    rounds, repeats = (1, 1) if options.quick else (options.rounds, options.repeats)
+    config = benchmark_config(rounds)
+    print(f"{config.clients.count} clients, {rounds} rounds x {config.local_epochs} epochs, {config.data.source}")
+    seconds, difference = compare(config, repeats)
+    medians = {kind: statistics.median(values) for kind, values in seconds.items()}
+    ratio = medians["engine"] / medians["bare"]
+    print(f"medians: engine {medians['engine']:.2f} s, bare {medians['bare']:.2f} s")
+    print(f"largest difference between final parameters: {difference:g} (0 is bit for bit)")
+    print(f"ratio {ratio:.3f} (target at most {TARGET})")
+    if not options.quick:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(report(config, seconds, ratio, difference), indent=2) + "\n")
+    if difference:
+        print("the two did not do the same work, so the ratio says nothing", file=sys.stderr)
+    return int(difference > 0)
+
+
+def report(config: Config, seconds: dict[str, list[float]], ratio: float, difference: float) -> dict[str, Any]:
+    return {
+        "command": " ".join(["python", "benchmarks/overhead.py", *sys.argv[1:]]),
+        "ratio": round(ratio, 4),
+        "target": TARGET,
+        "seconds": {kind: [round(value, 3) for value in values] for kind, values in seconds.items()},
+        "largest_parameter_difference": difference,
+        "data": config.data.source,
+        "rounds": config.rounds,
+        "machine": {
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "load_average": [round(value, 2) for value in os.getloadavg()],
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """How training images are divided among simulated clients.
 
-iid, Dirichlet and shards are flwr-datasets' partitioners; the paper's rule (disjoint classes) is ours, in
-the same form, so that it can be used wherever flwr-datasets is.
+Dirichlet and shards are flwr-datasets' partitioners; iid is one line. The paper's rule (disjoint classes) is ours, and
+disjoint.py offers it as a flwr-datasets Partitioner too.
 """
 
 from functools import partial

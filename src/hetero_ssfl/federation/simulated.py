@@ -71,7 +71,7 @@ class Site:
         return self.train.pixels.shape[1], self.train.pixels.shape[2]
 
     def untrained(self, number: int) -> Learner:
-        # Equal models start equal only where a method averages them; here every client has its own beginning.
+        """The client's networks before any training: each client has a beginning of its own."""
         model, config = self.config.model_of(number), self.config
         return build_learner(model, config.ssl, *self.shape(), config.seed, "init", number).to(config.engine.device)
 

@@ -1,0 +1,108 @@
+"""The study behind docs/alignment.md: which reading of the alignment term helps, over seeds.
+
+    python experiments/alignment_study.py --seeds 3                 # everything (hours on a laptop), resumable
+    python experiments/alignment_study.py --seeds 1 --only alone together
+    python experiments/alignment_study.py --table                   # print what is there, run nothing
+
+Settings are chosen by the validation column. The test column is printed with --test, for the arms that are reported.
+"""
+
+import argparse
+from pathlib import Path
+from statistics import mean, stdev
+
+from rich.console import Console
+
+from hetero_ssfl.config import load_config
+from hetero_ssfl.federation import resume, start
+from hetero_ssfl.progress import RunView
+from hetero_ssfl.runs import RunFolder
+
+PAPER = ["layer=predictor", "row_normalize=false", "power=1.0", "augment_rad=false"]
+
+# Each variant changes the defaults of [alignment] (or other sections, by full key) in the named way.
+VARIANTS: dict[str, list[str]] = {
+    "alone": ["method=local"],
+    "alone + RAD images": ["method=local", "rad.in_ssl=true"],
+    "together": [],
+    "together + RAD images": ["rad.in_ssl=true"],
+    "paper's reading, mu 0.5": [*PAPER, "mu=0.5"],
+    "paper's reading, mu 4": [*PAPER, "mu=4"],
+    "mu 1": ["mu=1"],
+    "mu 16": ["mu=16"],
+    "power 1": ["power=1.0"],
+    "power 0.25": ["power=0.25"],
+    "clean RAD batch": ["augment_rad=false"],
+    "projector output": ["layer=projector"],
+    "debiased": ["estimator=debiased"],
+    "leave one out": ["leave_one_out=true"],
+    "memory 256": ["memory=256"],
+    "relational KL": ["distance=relational-kl"],
+    "RBF kernel": ["kernel=rbf"],
+    "ramp 3 rounds": ["ramp_rounds=3"],
+}
+
+
+def overrides(variant: str, seed: int) -> list[str]:
+    keys = [
+        key if "." in key.partition("=")[0] or key.startswith("method") else f"alignment.{key}"
+        for key in VARIANTS[variant]
+    ]
+    return [f"seed={seed}", *keys]
+
+
+def folder_of(root: Path, variant: str, seed: int) -> Path:
+    return root / f"{variant.replace(' ', '-').replace(chr(39), '')}-seed{seed}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="cifar10-laptop")
+    parser.add_argument("--root", type=Path, default=Path("runs/alignment"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=list(VARIANTS), choices=list(VARIANTS), metavar="VARIANT")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--test", action="store_true", help="show test accuracy too")
+    arguments = parser.parse_args()
+    console = Console()
+    if not arguments.table:
+        for seed in range(arguments.seeds):
+            for variant in arguments.only:
+                path = folder_of(arguments.root, variant, seed)
+                with RunView(console, f"{variant}, seed {seed}") as view:
+                    if (path / "config.toml").exists():
+                        resume(RunFolder.open(path), view)
+                    else:
+                        start(load_config(arguments.preset, overrides(variant, seed)), path, view)
+    print_table(arguments.root, arguments.only, arguments.seeds, arguments.test)
+
+
+def print_table(root: Path, variants: list[str], seeds: int, with_test: bool) -> None:
+    """One Markdown row per variant: means over clients, then mean ± deviation over seeds."""
+    columns = ["linear probe", "kNN", "own classes", "effective rank of the consensus"]
+    columns += ["test, linear", "test, own classes"] if with_test else []
+    print("| variant | seeds | " + " | ".join(columns) + " |\n|---|---|" + "---|" * len(columns))
+    for variant in variants:
+        rows: list[list[float]] = []
+        for seed in range(seeds):
+            folder = RunFolder(folder_of(root, variant, seed))
+            if not folder.finished:
+                continue
+            events, test = folder.events(), folder.read_json("results.json")["mean"]
+            scores = [e for e in events if e["event"] == "evaluation" and e["split"] == "validation"][-1]["mean"]
+            rank = [e for e in events if e["event"] == "round"][-1].get("consensus_effective_rank", float("nan"))
+            row = [scores["linear_all"], scores["knn_all"], scores["linear_own"], rank]
+            rows.append(row + ([test["linear_all"], test["linear_own"]] if with_test else []))
+        if rows:
+            cells = [mean_and_deviation([row[k] for row in rows]) for k in range(len(columns))]
+            print(f"| {variant} | {len(rows)} | " + " | ".join(cells) + " |")
+
+
+def mean_and_deviation(values: list[float]) -> str:
+    if values[0] != values[0]:  # nan: the method has no consensus
+        return "-"
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""What every test may rely on: caches of its own, and CIFAR-10 where it is at hand."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("project", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("project")
+torch.set_num_threads(1)  # models this small only lose time by sharing the work
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests neither read nor fill the user's caches: ours and that of the `datasets` library."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HETERO_SSFL_CACHE", str(tmp_path_factory.mktemp("image-cache")))
+        patch.setenv("HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("datasets-cache")))  # read when it is imported
+        yield
+
+
+@pytest.fixture
+def cifar10() -> Path:
+    folder = os.environ.get("HETERO_SSFL_DATA")
+    if not folder:
+        pytest.skip("HETERO_SSFL_DATA is unset: it names the folder that holds cifar10/")
+    path = Path(folder, "cifar10")
+    if not path.is_dir():
+        pytest.skip(f"there is no {path}")
+    return path

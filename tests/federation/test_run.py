@@ -1,0 +1,251 @@
+"""Whole runs on real worker processes: the same numbers with any number of workers, through kills and failures."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hetero_ssfl.config import Config, load_config
+from hetero_ssfl.errors import ConfigError, DataError, RunError
+from hetero_ssfl.federation import resume, start
+from hetero_ssfl.runs import RunFolder, load_tensors
+
+TINY = [
+    "data.limit=260",
+    "data.validation=60",
+    "rad.size=32",
+    "alignment.rad_batch=16",
+    "optim.batch=16",
+    "rounds=3",
+    "evaluation.epochs=5",
+    "evaluation.probes=['linear']",
+]
+
+
+def tiny(*overrides: str) -> Config:
+    return load_config("smoke", [*TINY, *overrides])
+
+
+def run(path: Path, *overrides: str) -> RunFolder:
+    return start(tiny(*overrides), path, lambda _: None)
+
+
+def everything(folder: RunFolder) -> dict[str, Any]:
+    """All numbers of a run but its times: events, results, the server's state and every client's weights."""
+    events = [{k: v for k, v in e.items() if k != "seconds"} for e in folder.events()]
+    tensors = load_tensors(folder.path / "server.safetensors")[0]
+    for name in load_tensors(folder.path / "server.safetensors")[1]["roster"]:
+        newest = folder.newest_client_round(name, 10**6)
+        tensors |= {f"{name}/{k}": v for k, v in folder.load_client(name, newest).items()}
+    return {"events": events, "results": folder.read_json("results.json"), "tensors": tensors}
+
+
+def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert a["results"] == b["results"]
+    assert a["events"] == b["events"]
+    assert a["tensors"].keys() == b["tensors"].keys()
+    for key, value in a["tensors"].items():
+        assert torch.equal(value, b["tensors"][key]), key
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return run(tmp_path_factory.mktemp("reference") / "run", "engine.workers=2")
+
+
+def test_one_worker_gives_the_same_bits_as_two(reference: RunFolder, tmp_path: Path) -> None:
+    assert_same(everything(reference), everything(run(tmp_path / "run", "engine.workers=1")))
+
+
+def test_every_round_and_client_is_accounted_for(reference: RunFolder) -> None:
+    events = reference.events()
+    assert [e["round"] for e in events if e["event"] == "round"] == [0, 1, 2, 3]
+    clients = [(e["round"], e["client"]) for e in events if e["event"] == "client"]
+    assert clients == [(r, f"client-{k:03d}") for r in range(4) for k in range(3)]
+    trained = [e for e in events if e["event"] == "client" and e["round"] > 0]
+    assert all(e["bytes_up"] > 0 and e["bytes_down"] > 0 and e["loss_ssl"] > 0 for e in trained)
+    assert all("consensus_effective_rank" in e for e in events if e["event"] == "round")
+    assert [e["round"] for e in events if e["event"] == "evaluation"] == [0, 1, 2, 3]
+
+
+def test_the_run_folder_holds_models_with_cards(reference: RunFolder) -> None:
+    card = json.loads((reference.path / "models" / "client-001" / "card.json").read_text())
+    weights, about = load_tensors(reference.path / "models" / "client-001" / "encoder.safetensors")
+    assert card["encoder"].startswith("mobilenet")
+    assert about == card
+    assert card["round"] == 3
+    assert sum(v.numel() for k, v in weights.items() if "running" not in k and "tracked" not in k) == card["parameters"]
+
+
+def test_only_representations_travel(reference: RunFolder) -> None:
+    """The server's state holds nothing but factors on the RAD: no weight of any client."""
+    tensors, _ = load_tensors(reference.path / "server.safetensors")
+    assert {key.split("/")[-1] for key in tensors} == {"factor", "lost"}
+    assert all(len(value) == 32 for key, value in tensors.items() if key.endswith("factor"))
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from hetero_ssfl.config import parse_config
+from hetero_ssfl.federation import resume, start
+from hetero_ssfl.runs import RunFolder
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    print_event = lambda e: print(e["event"], e.get("round", ""), flush=True)
+    start(parse_config(Path(sys.argv[2]).read_text()), path, print_event)
+"""
+
+
+@pytest.mark.parametrize("moment", ["begin 2", "progress", "evaluating 3", "round 1"])
+def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(
+    reference: RunFolder, tmp_path: Path, moment: str
+) -> None:
+    script, config, path = tmp_path / "go.py", tmp_path / "config.toml", tmp_path / "run"
+    script.write_text(SCRIPT)
+    config.write_text(tiny("engine.workers=2").to_toml())
+    child = subprocess.Popen([sys.executable, script, path, config], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.startswith(moment):
+            break
+    time.sleep(0.05)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    folder = RunFolder.open(path)
+    assert not folder.finished
+    _wait_for_lock(folder)
+    assert_same(everything(reference), everything(resume(folder, lambda _: None)))
+
+
+def _wait_for_lock(folder: RunFolder) -> None:
+    """Workers of a killed parent notice within moments; they inherit no lock."""
+    with folder.lock():
+        pass
+
+
+def test_a_finished_run_is_left_alone(reference: RunFolder) -> None:
+    before = (reference.path / "results.json").stat().st_mtime_ns
+    resume(reference, lambda _: None)
+    assert (reference.path / "results.json").stat().st_mtime_ns == before
+
+
+def test_partial_participation_touches_only_the_selected(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", "clients.per_round=1", "rounds=2", "evaluation.every=0")
+    events = [e for e in folder.events() if e["event"] == "client" and e["round"] > 0]
+    assert [e["round"] for e in events] == [1, 2]
+    idle = {f"client-{k:03d}" for k in range(3)} - {e["client"] for e in events}
+    for name in idle:
+        assert folder.newest_client_round(name, 10**6) == 0
+    tensors, _ = load_tensors(folder.path / "server.safetensors")
+    assert all(f"client/{name}/factor" in tensors for name in idle)
+
+
+@pytest.fixture
+def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A user's encoder that passes the dry run and fails in training."""
+    (tmp_path / "fragile.py").write_text(
+        "import torch\n"
+        "class Fragile(torch.nn.Module):\n"
+        "    def __init__(self, in_channels):\n"
+        "        super().__init__(); self.layer = torch.nn.Linear(256 * in_channels, 8)\n"
+        "    def forward(self, x):\n"
+        "        if self.training: raise RuntimeError('out of luck')\n"
+        "        return self.layer(x.flatten(1))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    return "fragile:Fragile"
+
+
+def test_a_client_that_fails_is_named_and_left_out(tmp_path: Path, fragile: str) -> None:
+    warnings: list[str] = []
+    config = tiny(f"clients.models=['resnet8(width=4)', '{fragile}', 'resnet8(width=8)']", "rounds=1")
+    folder = start(config, tmp_path / "run", lambda e: warnings.append(e["text"]) if e["event"] == "warning" else None)
+    events = [e for e in folder.events() if e["event"] == "client" and e["round"] == 1]
+    assert ["excluded" in e for e in events] == [False, True, False]
+    assert "out of luck" in events[1]["excluded"]
+    assert any("client-001" in text for text in warnings)
+
+
+def test_too_few_replies_stop_the_run_with_a_way_to_go_on(tmp_path: Path, fragile: str) -> None:
+    with pytest.raises(RunError, match=r"round 1 got 0 usable replies.*out of luck.*--resume"):
+        run(tmp_path / "run", f"clients.models=['{fragile}']", "evaluation.every=0")
+    assert RunFolder.open(tmp_path / "run").events()[-1]["round"] == 0
+
+
+def test_clients_that_never_answer_are_not_waited_for_without_end(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="only 0 of 3 clients answered in time"):
+        run(tmp_path / "run", "engine.round_timeout=0.001")
+
+
+def test_a_killed_worker_costs_one_reply_and_is_replaced(tmp_path: Path) -> None:
+    import multiprocessing
+
+    killed = []
+
+    def listen(event: dict[str, Any]) -> None:
+        if event["event"] == "progress" and not killed:
+            victim = multiprocessing.active_children()[0]
+            killed.append(victim.pid)
+            os.kill(victim.pid or 0, signal.SIGKILL)
+
+    folder = start(tiny("engine.workers=1", "local_epochs=40", "rounds=2"), tmp_path / "run", listen)
+    events = [e for e in folder.events() if e["event"] == "client"]
+    assert killed
+    assert sum("excluded" in e for e in events) == 1
+    assert "exit code -9" in next(e["excluded"] for e in events if "excluded" in e)
+    assert [e["round"] for e in folder.events() if e["event"] == "round"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "clients.models=['resnet9']",
+        "method=fedbyol",
+        "rad.size=5000",
+        "partition.classes_per_client=11",
+        "data.source=/nowhere/at/all",
+    ],
+)
+def test_what_cannot_work_leaves_nothing_behind(tmp_path: Path, override: str) -> None:
+    with pytest.raises((ConfigError, DataError)):
+        run(tmp_path / "run", override)
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_without_labels_trains_and_probes_nothing(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for k in range(120):
+        shade = Image.effect_noise((16, 16), 10 + k)
+        (tmp_path / "images").mkdir(exist_ok=True)
+        shade.save(tmp_path / "images" / f"{k}.png")
+    folder = run(
+        tmp_path / "run",
+        f"data.source='{tmp_path / 'images'}'",
+        "partition.kind=iid",
+        "data.limit=90",
+        "data.validation=0",
+        "rounds=1",
+    )
+    assert folder.read_json("results.json")["mean"] == {}
+    assert (folder.path / "models" / "client-002" / "encoder.safetensors").exists()
+
+
+def test_a_small_memory_budget_changes_no_number(reference: RunFolder, tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", "engine.memory_mb=1", "engine.workers=1")
+    assert_same(everything(reference), everything(folder))
+
+
+def test_cifar10_runs_end_to_end(cifar10: Path, tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", "data.source=cifar10", "data.side=16", "rounds=1", "partition.classes_per_client=2")
+    assert folder.read_json("facts.json")["classes"][0] == "airplane"
+    assert set(folder.read_json("results.json")["mean"]) == {"linear_all", "linear_own"}

@@ -1,0 +1,263 @@
+"""One contract for every registered method, and what is particular to each."""
+
+import pytest
+import torch
+
+from hetero_ssfl.config import Config, load_config
+from hetero_ssfl.consensus import client_factor
+from hetero_ssfl.errors import ConfigError, ProtocolError
+from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState, Update, method_for
+from hetero_ssfl.methods.averaging import average
+from hetero_ssfl.methods.hetero import Alignment, HeteroSSFL, mu_at
+from hetero_ssfl.models import build_learner
+from hetero_ssfl.objectives import alignment_distance
+from hetero_ssfl.seeding import rng_for
+from hetero_ssfl.training import Client, learning_rate, rad_representations, train
+
+SMALL = [
+    "clients.count=2",
+    "clients.models=['resnet8(width=4)']",
+    "rad.size=16",
+    "alignment.rad_batch=8",
+    "optim.batch=8",
+]
+
+
+def config_with(*overrides: str) -> Config:
+    return load_config("smoke", [*SMALL, *overrides])
+
+
+def make_client(config: Config, number: int = 0) -> Client:
+    rng = rng_for(0, "pixels", number)
+    pixels = torch.randint(0, 256, (20, 1, 16, 16), generator=rng, dtype=torch.uint8)
+    rad = torch.randint(0, 256, (config.rad.size, 1, 16, 16), generator=rng_for(0, "rad"), dtype=torch.uint8)
+    learner = build_learner(config.model_of(number), config.ssl, 1, 16, config.seed, "init", number)
+    return Client(f"client-{number}", config, learner, pixels, rad)
+
+
+def play(method: Method, config: Config, rounds: int) -> tuple[ServerState, list[Client]]:
+    """The server loop without an engine."""
+    clients = [make_client(config, k) for k in range(config.clients.count)]
+    state = ServerState(-1 if method.opening else 0, tuple(c.name for c in clients))
+    while state.round < rounds:
+        updates = {c.name: method.local_update(c, method.broadcast(state, c.name)) for c in clients}
+        for name, update in updates.items():
+            method.check(state, name, update)
+        state = method.aggregate(state, updates)
+    return state, clients
+
+
+def parameters(client: Client) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in client.learner.state_dict().values()])
+
+
+@pytest.mark.parametrize("name", METHODS)
+class TestEveryMethod:
+    def test_trains_every_client_and_counts_rounds(self, name: str) -> None:
+        config = config_with(f"method={name}")
+        state, clients = play(method_for(config), config, rounds=2)
+        assert state.round == 2
+        for client in clients:
+            fresh = make_client(config, int(client.name[-1]))
+            assert client.round == 2
+            assert not torch.equal(parameters(client), parameters(fresh))
+            assert parameters(client).isfinite().all()
+
+    def test_gives_the_same_bits_again(self, name: str) -> None:
+        config = config_with(f"method={name}")
+        (state, clients), (state_2, clients_2) = (play(method_for(config), config, rounds=1) for _ in range(2))
+        assert all(torch.equal(parameters(a), parameters(b)) for a, b in zip(clients, clients_2, strict=True))
+        assert all(torch.equal(value, state_2.shared[key]) for key, value in state.shared.items())
+
+    def test_refuses_a_reply_that_is_not_finite(self, name: str) -> None:
+        config = config_with(f"method={name}")
+        bad = Update(1, {"factor": torch.full((16, 4), float("nan"))})
+        with pytest.raises(ProtocolError, match=r"client-9.*not finite"):
+            method_for(config).check(ServerState(0, ("client-9",)), "client-9", bad)
+
+    def test_does_not_change_the_state_it_is_given(self, name: str) -> None:
+        config = config_with(f"method={name}")
+        method = method_for(config)
+        state, clients = play(method, config, rounds=1)
+        before = {k: v.clone() for k, v in state.shared.items()}
+        method.aggregate(state, {c.name: method.local_update(c, method.broadcast(state, c.name)) for c in clients})
+        assert state.round == 1
+        assert all(torch.equal(before[k], state.shared[k]) for k in before)
+
+
+@pytest.mark.parametrize("kind", ["byol", "simsiam"])
+def test_mu_zero_is_exactly_local_ssl(kind: str) -> None:
+    together = config_with("alignment.mu=0", f"ssl.kind={kind}")
+    alone = config_with("method=local", f"ssl.kind={kind}")
+    _, peers = play(method_for(together), together, rounds=2)
+    _, loners = play(method_for(alone), alone, rounds=2)
+    assert all(torch.equal(parameters(a), parameters(b)) for a, b in zip(peers, loners, strict=True))
+
+
+def test_mu_above_zero_is_not_local_ssl() -> None:
+    together, alone = config_with("alignment.mu=1"), config_with("method=local")
+    _, peers = play(method_for(together), together, rounds=1)
+    _, loners = play(method_for(alone), alone, rounds=1)
+    assert not torch.equal(parameters(peers[0]), parameters(loners[0]))
+
+
+def test_the_alignment_term_falls_as_clients_train() -> None:
+    config = config_with("alignment.mu=4", "alignment.augment_rad=false", "local_epochs=8", "optim.schedule=constant")
+    method = method_for(config)
+    state, clients = play(method, config, rounds=1)
+    terms = [method.local_update(clients[0], method.broadcast(state, "client-0")).metrics["loss_alignment"]]
+    for number in (2, 3):
+        down = Broadcast(number + 1, state.shared)  # the same consensus again: only the client moves
+        terms.append(method.local_update(clients[0], down).metrics["loss_alignment"])
+    assert terms[2] < terms[1] < terms[0]
+
+
+def test_a_client_that_sat_out_keeps_its_share_of_the_consensus() -> None:
+    config = config_with()
+    method = HeteroSSFL(config)
+    state, clients = play(method, config, rounds=1)
+    update = method.local_update(clients[0], method.broadcast(state, "client-0"))
+    after = method.aggregate(state, {"client-0": update})
+    assert torch.equal(after.clients["client-1"]["factor"], state.clients["client-1"]["factor"])
+    assert not torch.equal(after.clients["client-0"]["factor"], state.clients["client-0"]["factor"])
+    kernels = [c["factor"].double() @ c["factor"].double().T for c in after.clients.values()]
+    factor = after.shared["factor"].double()
+    assert torch.allclose(factor @ factor.T, sum(kernels) / 2, atol=1e-6)
+
+
+def test_the_cached_factor_of_an_idle_client_is_what_it_would_send_now() -> None:
+    config = config_with()
+    state, clients = play(HeteroSSFL(config), config, rounds=1)
+    now = client_factor(rad_representations(clients[1]), config.alignment)
+    assert torch.equal(now, state.clients["client-1"]["factor"])
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"), [("uniform", [0.5, 0.5]), ("size", [0.25, 0.75]), ("[1.0, 4.0]", [0.2, 0.8])]
+)
+def test_the_consensus_is_weighted_as_the_config_says(weights: str, expected: list[float]) -> None:
+    config = config_with(f"clients.weights={weights}", "alignment.rank=64")
+    factors = [torch.randn(16, 3, generator=rng_for(k)) for k in range(2)]
+    updates = {f"client-{k}": Update(10 * (1 + 2 * k), {"factor": factors[k]}) for k in range(2)}
+    state = HeteroSSFL(config).aggregate(ServerState(0, ("client-0", "client-1")), updates)
+    mean = sum(w * f @ f.T for w, f in zip(expected, factors, strict=True))
+    assert torch.allclose(state.shared["factor"] @ state.shared["factor"].T, mean, atol=1e-5)
+
+
+def test_leave_one_out_sends_a_client_only_the_others() -> None:
+    config = config_with("alignment.leave_one_out=true")
+    state, _ = play(HeteroSSFL(config), config, rounds=1)
+    sent = HeteroSSFL(config).broadcast(state, "client-0").arrays["factor"].double()
+    other = state.clients["client-1"]["factor"].double()
+    assert torch.allclose(sent @ sent.T, other @ other.T, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(15, 4), (16,), (16, 0), (16, 2, 2)])
+def test_representations_of_another_rad_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ProtocolError, match="client-0 sent representations"):
+        HeteroSSFL(config_with()).check(ServerState(0, ()), "client-0", Update(1, {"factor": torch.zeros(shape)}))
+
+
+def test_a_step_aligns_on_rows_of_the_consensus() -> None:
+    """The term equals mu * distance computed by hand on the same RAD images."""
+    config = config_with("alignment.rad_batch=0", "alignment.augment_rad=false", "alignment.layer=projector")
+    client = make_client(config)
+    client.learner.eval()
+    consensus = torch.randn(16, 5, generator=rng_for(1))
+    term = Alignment(client, consensus, mu=3.0)(client.learner, rng_for(2))
+    by_hand = alignment_distance(rad_representations(client), consensus, config.alignment)
+    assert float(term.detach()) == pytest.approx(3 * float(by_hand), abs=1e-4)
+
+
+def test_memory_compares_over_more_rows_without_repeating_any() -> None:
+    config = config_with("alignment.memory=8", "alignment.rad_batch=6", "alignment.augment_rad=false")
+    client = make_client(config)
+    client.learner.eval()
+    alignment = Alignment(client, torch.randn(16, 5, generator=rng_for(1)), mu=1.0)
+    everything = client.learner.represent((client.rad.float() / 255 - 0.5) / 0.25, "encoder")
+    rng = rng_for(3)
+    for step in range(6):
+        rows = torch.randperm(16, generator=rng)[:6]
+        all_rows, representations = alignment._with_memory(rows, everything[rows])
+        assert len(set(all_rows.tolist())) == len(all_rows)
+        assert len(all_rows) <= 14
+        assert step == 0 or len(all_rows) > 6
+        assert torch.allclose(representations, everything[all_rows], atol=1e-5)
+    assert sum(len(r) for r, _ in alignment.memory) <= 8 + 6
+
+
+def test_only_the_live_rows_carry_a_gradient() -> None:
+    config = config_with("alignment.memory=100", "alignment.rad_batch=8")
+    alignment = Alignment(make_client(config), torch.randn(16, 5), mu=1.0)
+    alignment._with_memory(torch.arange(8), torch.randn(8, 3, requires_grad=True))
+    _, representations = alignment._with_memory(torch.arange(8, 16), torch.randn(8, 3, requires_grad=True))
+    assert len(representations) == 16
+    assert representations.requires_grad
+    assert not any(remembered.requires_grad for _, remembered in alignment.memory)
+
+
+def test_mu_ramps_up() -> None:
+    config = config_with("alignment.mu=2", "alignment.ramp_rounds=4")
+    assert [mu_at(config, r) for r in (1, 2, 4, 5)] == [0.5, 1.0, 2.0, 2.0]
+
+
+def test_half_precision_on_the_wire_changes_the_kernel_only_slightly() -> None:
+    exact, half = config_with(), config_with("alignment.wire=float16")
+    (state, _), (state_half, _) = (play(HeteroSSFL(c), c, rounds=0) for c in (exact, half))
+    assert state_half.shared["factor"].dtype == torch.float16
+    a, b = state.shared["factor"].double(), state_half.shared["factor"].double()
+    assert torch.allclose(a @ a.T, b @ b.T, atol=1e-3)
+
+
+def test_averaging_weighs_by_examples_and_takes_the_largest_counter() -> None:
+    models = [
+        {"w": torch.tensor([1.0, 4.0]), "n": torch.tensor(3)},
+        {"w": torch.tensor([5.0, 0.0]), "n": torch.tensor(7)},
+    ]
+    mean = average(models, [1, 3])
+    assert mean["w"].tolist() == [4.0, 1.0]
+    assert int(mean["n"]) == 7
+
+
+def test_averaging_refuses_unequal_models_and_proposes_hetero_ssfl() -> None:
+    with pytest.raises(ConfigError, match="hetero-ssfl"):
+        method_for(load_config("smoke", ["method=fedbyol"]))
+
+
+def test_an_unknown_method_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="hetero-ssfl"):
+        method_for(config_with("method=hetero-sfl"))
+
+
+def test_the_target_network_stays_home_in_fedbyol() -> None:
+    config = config_with("method=fedbyol")
+    method = method_for(config)
+    update = method.local_update(make_client(config), Broadcast(1))
+    assert {key.partition(".")[0] for key in update.arrays} == {"encoder", "projector", "predictor"}
+
+
+def test_training_counts_the_rad_images_only_when_told_to() -> None:
+    with_rad, without = config_with("rad.in_ssl=true"), config_with("rad.in_ssl=false")
+    clients = [make_client(c) for c in (with_rad, without)]
+    steps = []
+    for client in clients:
+        seen: list[float] = []
+        client.progress = lambda _, loss, seen=seen: seen.append(loss)
+        train(client, 1)
+        steps.append(len(seen))
+    assert steps == [(20 + 16) // 8, 20 // 8]
+
+
+def test_the_cosine_runs_once_over_the_whole_run() -> None:
+    config = config_with("rounds=4", "optim.lr=0.8")
+    assert learning_rate(config, 0) == pytest.approx(0.8)
+    assert learning_rate(config, 2) == pytest.approx(0.4)
+    assert learning_rate(config, 4) == pytest.approx(0.0)
+    assert learning_rate(config_with("optim.schedule=constant", "optim.lr=0.8"), 3) == pytest.approx(0.8)
+
+
+def test_training_does_not_touch_the_global_generator() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    train(make_client(config_with()), 1)
+    assert torch.equal(before, torch.get_rng_state())

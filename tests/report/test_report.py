@@ -1,0 +1,76 @@
+"""Tables and pictures from run folders made by hand, so that every figure is known."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetero_ssfl.config import load_config
+from hetero_ssfl.report import plots
+from hetero_ssfl.report.tables import Result, compare_rows, metric_names, results_table, spread
+from hetero_ssfl.runs import RunFolder
+
+
+def make(path: Path, scores: list[float], *overrides: str) -> Result:
+    config = load_config("smoke", list(overrides))
+    folder = RunFolder.create(path, config, lambda _: None)
+    names = [f"client-{k:03d}" for k in range(len(scores))]
+    folder.write_json("facts.json", {"classes": ["a", "b"], "holdings": {n: [3, 0] for n in names}})
+    results = {
+        "clients": {n: {"linear_all": s} for n, s in zip(names, scores, strict=True)},
+        "mean": {},
+        "untrained": {},
+    }
+    folder.write_json("results.json", results)
+    for name in names:
+        (path / "models" / name).mkdir(parents=True)
+        (path / "models" / name / "card.json").write_text(json.dumps({"encoder": "resnet8", "parameters": 7}))
+    return Result.read(folder)
+
+
+def test_compare_takes_means_over_clients_then_over_seeds(tmp_path: Path) -> None:
+    alone = [make(tmp_path / f"a{s}", [10.0 + s, 20.0 + s], "method=local", f"seed={s}") for s in (0, 2)]
+    together = [make(tmp_path / f"t{s}", [30.0, 40.0 + 2 * s], f"seed={s}") for s in (0, 2)]
+    first, second = compare_rows([*alone, *together], "linear_all")
+    assert first["mean"] == pytest.approx((15 + 17) / 2)
+    assert first["sd_over_seeds"] == pytest.approx(2**0.5)
+    assert second["mean"] == pytest.approx((35 + 37) / 2)
+    assert second["difference_to_first"] == pytest.approx(20)
+
+
+def test_the_difference_uses_only_equal_seeds(tmp_path: Path) -> None:
+    a = make(tmp_path / "a", [10.0], "method=local", "seed=0")
+    b = [make(tmp_path / f"b{s}", [20.0 + 50 * s], f"seed={s}") for s in (0, 1)]
+    assert compare_rows([a, *b], "linear_all")[1]["difference_to_first"] == pytest.approx(10)
+
+
+def test_spread_is_mean_and_sample_deviation() -> None:
+    assert spread([1.0, 3.0]) == "2.0 ± 1.4"
+    assert spread([5.0]) == "5.0 ± 0.0"
+    assert spread([]) == "-"
+
+
+def test_one_run_is_a_row_per_client(tmp_path: Path) -> None:
+    result = make(tmp_path / "a", [10.0, 20.0, 30.0])
+    assert metric_names(result) == ["linear_all"]
+    assert results_table(result).row_count == 4
+    assert result.holdings("client-001") == "a"
+
+
+def test_every_picture_can_be_drawn_and_is_written_whole(tmp_path: Path) -> None:
+    figure, axes = plots.subplots(2, 2, figsize=(6, 6))
+    events: list[dict[str, Any]] = [
+        {"event": "evaluation", "split": "validation", "round": r, "clients": {"a": {"m": r}, "b": {"m": 2 * r}}}
+        for r in (0, 1)
+    ]
+    plots.curves(axes[0, 0], {"alone": events, "together": events}, "m")
+    line = axes[0, 0].lines[0]
+    assert list(line.get_ydata()) == [0, 1.5]
+    plots.heat_map(axes[0, 1], [[1.0, 0.5], [0.5, 1.0]], "cka", ["a", "b"])
+    assert "mean 0.50" in axes[0, 1].get_title()
+    plots.holdings(axes[1, 0], {"a": [3, 0], "b": [0, 5]}, ["x", "y"])
+    plots.comparison(axes[1, 1], [{"run": "a", "mean": 3.0, "per_seed": {0: 3.0}, "metric": "m"}])
+    plots.save(figure, tmp_path / "all.png")
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,164 @@
+"""The command line as a user meets it: real processes, exit codes, one sentence for what can be mended."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetero_ssfl.cli import main
+
+TINY = [
+    *("--set", "data.limit=260", "--set", "data.validation=60", "--set", "rad.size=32"),
+    *("--set", "alignment.rad_batch=16", "--set", "evaluation.epochs=5", "--set", "optim.batch=16"),
+]
+COMMAND = [sys.executable, "-c", "from hetero_ssfl.cli import main; main()"]
+
+
+def hetero_ssfl(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "run"
+    done = hetero_ssfl("run", "smoke", *TINY, "--run-dir", path)
+    assert done.returncode == 0, done.stderr
+    assert "mean ± sd" in done.stdout
+    assert "round 2/2" in done.stderr
+    return path
+
+
+def test_json_is_for_machines(finished: Path, tmp_path: Path) -> None:
+    shown = hetero_ssfl("compare", finished, finished, "--json", "--plot", tmp_path / "plot.png")
+    rows = json.loads(shown.stdout)["rows"]
+    assert rows[0]["metric"] == "linear_all"
+    assert rows[0]["difference_to_first"] == 0
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_evaluate_repeats_the_recorded_figures_and_can_ask_for_others(finished: Path) -> None:
+    again = json.loads(hetero_ssfl("evaluate", finished, "--split", "test", "--json").stdout)
+    recorded = json.loads((finished / "results.json").read_text())
+    assert again["clients"] == recorded["clients"]
+    fewer = hetero_ssfl("evaluate", finished, "--set", "evaluation.probes=['knn']", "--json")
+    assert set(json.loads(fewer.stdout)["clients"]["client-000"]) == {"knn_all", "knn_own"}
+
+
+def test_compare_groups_seeds_and_shows_the_difference(finished: Path) -> None:
+    shown = hetero_ssfl("compare", finished)
+    assert shown.returncode == 0
+    assert "hetero-ssfl" in shown.stdout
+
+
+def test_interrupting_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    arguments = ["run", "smoke", *TINY, "--set", "rounds=50", "--run-dir", str(path)]
+    child = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    for line in child.stderr:
+        if "round 1/50" in line:
+            break
+    os.kill(child.pid, signal.SIGINT)
+    _, rest = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert f"hetero-ssfl run --resume {path}" in rest
+    assert "Traceback" not in rest
+    config = path / "config.toml"
+    config.write_text(re.sub(r"^rounds = 50", "rounds = 2", config.read_text(), flags=re.M))
+    resumed = hetero_ssfl("run", "--resume", path, "--json", "--quiet")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["round"] >= 2
+    assert resumed.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "smok"], "unknown preset 'smok', expected 'smoke'"),
+        (["run", "missing.toml"], "cannot read config 'missing.toml'"),
+        (["run", "smoke", "--set", "alignment.muu=1"], "unknown key 'alignment.muu', expected 'mu'"),
+        (["run", "smoke", "--set", "alignment.mu=-1"], "alignment.mu = -1"),
+        (["run", "smoke", "--set", "alignment.mu=many"], "alignment.mu = 'many'"),
+        (["run", "smoke", "--set", "rad.size=5000"], "Lower rad.size"),
+        (["run", "smoke", "--set", "partition.classes_per_client=4"], "at most 3"),
+        (["run", "smoke", "--set", "method=fedbyol"], "use method = 'hetero-ssfl'"),
+        (["run", "smoke", "--set", "clients.models=['resnet19']"], "unknown encoder 'resnet19'"),
+        (["run", "smoke", "--set", "data.source=/no/such"], "no data at '/no/such'"),
+        (["run", "--resume", "nowhere"], "'nowhere' is not a run folder"),
+        (["compare", "nowhere"], "'nowhere' is not a run folder"),
+        (["evaluate", "nowhere"], "'nowhere' is not a run folder"),
+        (["data", "describe", "/no/such"], "no data at '/no/such'"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hetero-ssfl", *arguments])
+    with pytest.raises(SystemExit) as stopped:  # anything but a clean exit would surface as a traceback
+        main()
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert sentence in said
+    assert len(said.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unfinished_run_cannot_be_compared(finished: Path, tmp_path: Path) -> None:
+    unfinished = tmp_path / "run"
+    unfinished.mkdir()
+    for name in ("config.toml", "environment.json", "facts.json"):
+        (unfinished / name).write_bytes((finished / name).read_bytes())
+    done = hetero_ssfl("compare", unfinished)
+    assert done.returncode == 2
+    assert "the run is not finished" in done.stderr
+
+
+def test_doctor_names_what_is_there_and_what_is_missing() -> None:
+    findings = json.loads(hetero_ssfl("doctor", "--json").stdout)["findings"]
+    by_name = {f["what"]: f for f in findings}
+    assert by_name["torch"]["ok"]
+    assert all("Remedy" in f["text"] for f in findings if f["what"] in ("ray", "timm", "onnx") and not f["ok"])
+
+
+def test_describe_counts_and_draws(tmp_path: Path) -> None:
+    picture = tmp_path / "who.png"
+    facts = json.loads(hetero_ssfl("data", "describe", "demo", "--plot", picture, "--json").stdout)
+    assert facts["shape"] == [1, 16, 16]
+    assert facts["train_images"] + facts["test_images"] == 1797
+    counts = facts["clients"]
+    assert all(sum(c > 0 for c in row) == 2 for row in counts.values())
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("command", [["--version"], *([c, "--help"] for c in ("run", "demo", "evaluate", "compare"))])
+def test_help_and_version(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hetero-ssfl", *command])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 0
+    assert "hetero-ssfl" in capsys.readouterr().out
+
+
+def test_the_demo_makes_a_table_and_a_picture(tmp_path: Path) -> None:
+    """The real demo, cut short: three arms, five encoders, one picture."""
+    quick = ["--set", "rounds=1", "--set", "local_epochs=1", "--set", "data.limit=560", "--set", "rad.size=40"]
+    quick += ["--set", "data.validation=100", "--set", "evaluation.epochs=5", "--quiet"]
+    done = hetero_ssfl("demo", *quick, "--run-dir", tmp_path / "demo")
+    assert done.returncode == 0, done.stderr
+    for word in ("resnet14", "mobilenet", "vit", "alone", "together", "untrained", "mean ± sd"):
+        assert word in done.stdout
+    assert (tmp_path / "demo" / "demo.png").stat().st_size > 20_000
+    again = hetero_ssfl("demo", *quick, "--run-dir", tmp_path / "demo", "--json")
+    assert len(json.loads(again.stdout)["rows"]) == 5

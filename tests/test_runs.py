@@ -1,0 +1,110 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hetero_ssfl.config import load_config
+from hetero_ssfl.errors import RunError
+from hetero_ssfl.runs import RunFolder, load_tensors, save_tensors, write_atomically
+
+
+def make(path: Path) -> RunFolder:
+    return RunFolder.create(path, load_config("smoke"), lambda _: None)
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    with pytest.raises(RunError, match="--resume"):
+        make(tmp_path / "a")
+
+
+def test_the_config_comes_back_as_it_was(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    assert RunFolder.open(tmp_path / "a").config == load_config("smoke")
+
+
+def test_a_folder_whose_filling_failed_is_not_a_run(tmp_path: Path) -> None:
+    def fail(_: RunFolder) -> None:
+        raise RunError("no")
+
+    with pytest.raises(RunError):
+        RunFolder.create(tmp_path / "a", load_config("smoke"), fail)
+    with pytest.raises(RunError, match="not a run folder"):
+        RunFolder.open(tmp_path / "a")
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    folder = make(tmp_path / "a")
+    folder.write_json("environment.json", {"format": 99})
+    with pytest.raises(RunError, match="format 99, expected 1"):
+        RunFolder.open(tmp_path / "a")
+
+
+def test_a_failed_write_leaves_the_old_content_and_no_scraps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tensors_and_their_description_come_back(tmp_path: Path) -> None:
+    tensors = {
+        "a": torch.randn(3, 2),
+        "b": torch.arange(4),
+        "c": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    }
+    save_tensors(tmp_path / "t", tensors, {"round": 3})
+    loaded, about = load_tensors(tmp_path / "t")
+    assert about == {"round": 3}
+    assert all(torch.equal(loaded[key], tensors[key]) for key in tensors)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\xff" * 100])
+def test_a_damaged_tensor_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "t").write_bytes(content)
+    with pytest.raises(RunError, match="cannot be read"):
+        load_tensors(tmp_path / "t")
+
+
+def test_events_survive_a_torn_last_line(tmp_path: Path) -> None:
+    folder = make(tmp_path / "a")
+    folder.append_events([{"event": "round", "round": 1}, {"event": "round", "round": 2}])
+    with (folder.path / "events.jsonl").open("a") as file:
+        file.write('{"event": "round", "rou')
+    assert [e["round"] for e in folder.events()] == [1, 2]
+    folder.forget_events_after(1)
+    assert (folder.path / "events.jsonl").read_text() == json.dumps({"event": "round", "round": 1}) + "\n"
+
+
+def test_a_client_keeps_its_two_newest_rounds(tmp_path: Path) -> None:
+    folder = make(tmp_path / "a")
+    for number in (1, 4, 9):
+        folder.save_client("x", number, {"w": torch.tensor([float(number)])})
+    assert folder.newest_client_round("x", limit=9) == 9
+    assert folder.newest_client_round("x", limit=8) == 4
+    assert folder.newest_client_round("x", limit=3) == 0
+    assert float(folder.load_client("x", 4)["w"]) == 4.0
+
+
+def test_two_processes_cannot_work_in_one_folder(tmp_path: Path) -> None:
+    folder = make(tmp_path / "a")
+    script = (
+        "import sys; from pathlib import Path; from hetero_ssfl.runs import RunFolder\n"
+        "try:\n    with RunFolder(Path(sys.argv[1])).lock(): print('free')\n"
+        "except Exception as error: print(type(error).__name__)"
+    )
+    command = [sys.executable, "-c", script, str(folder.path)]
+    with folder.lock():
+        assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == "RunError"
+    assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == "free"
