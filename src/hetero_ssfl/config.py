@@ -38,7 +38,7 @@ Layer = Literal["encoder", "projector", "predictor"]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -335,10 +335,14 @@ def _apply(values: dict[str, Any], override: str) -> None:
 def _explain(error: ValidationError) -> str:
     # A union reports each member it tried; the deepest location is the one the user meant.
     problem = max(error.errors(), key=lambda e: (e["type"] == "extra_forbidden", len(e["loc"])))
-    where = [part for part in problem["loc"] if isinstance(part, int) or str(part).isidentifier()]
-    where = where[:1] + [part for part in where[1:] if part not in ("int", "float", "str", "constrained")]
+    unknown = problem["type"] == "extra_forbidden"
+    # The key itself is the user's and stays, whatever it is called; above it, a union adds names of its members.
+    *above, last = problem["loc"] or [""]
+    where = [p for p in above if isinstance(p, int) or (p.isidentifier() and p not in ("int", "float", "str"))]
+    if unknown or isinstance(last, int) or (last.isidentifier() and last not in ("int", "float", "constrained")):
+        where.append(last)
     key = ".".join(map(str, where))
-    if problem["type"] == "extra_forbidden":
+    if unknown:
         section: Any = Config
         for part in where[:-1]:
             annotation = section.model_fields[part].annotation if isinstance(part, str) else ModelConfig

@@ -83,7 +83,6 @@ def test_shards_are_disjoint_complete_and_hold_few_classes(seed, clients, shards
     assert {len(classes) for classes in classes_of(shares, labels)} == {shards}
 
 
-@pytest.mark.xfail(strict=True, reason="flwr-datasets drops what does not fill a shard: 97 images become 90")
 def test_shards_leave_no_image_out():
     labels = random_labels(0, 10, 97)
     assert rows_of(shares_of(config("shards"), labels, 10)) == list(range(97))
@@ -149,7 +148,6 @@ def test_too_many_dirichlet_clients_are_refused_with_the_remedy():
         shares_of(config("dirichlet", 15, "partition.alpha=0.01"), random_labels(0, 4, 20), 4)
 
 
-@pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason="flwr-datasets divides by a shard size of 0")
 def test_more_shards_than_images_are_refused_with_the_remedy():
     with pytest.raises(ConfigError, match=r"'shards' cannot divide 20 images among 15 clients: .*fewer clients"):
         shares_of(config("shards", 15), random_labels(0, 4, 20), 4)
@@ -222,7 +220,6 @@ def test_a_rad_or_validation_that_leaves_too_little_is_refused_with_the_remedy(s
         split_training_images(config("iid", 4, *sizes), pictures())
 
 
-@pytest.mark.xfail(strict=True, reason="a client may be left without images, silently")
 def test_a_client_without_images_is_refused():
     rare = Images(torch.zeros(60, 1, 4, 4, dtype=torch.uint8), torch.zeros(60, dtype=torch.long), ("a", "b", "c"))
     with pytest.raises(ConfigError, match="images"):
@@ -236,26 +233,31 @@ def test_the_rad_holds_the_images_kept_apart():
 
 
 def test_a_rad_from_another_source_has_the_form_of_the_training_images_and_takes_none_of_them():
-    settings = config("iid", 4, "data.validation=10", "rad.size=30", "rad.source=digits")
+    settings = config("iid", 4, "data.validation=10", "rad.size=30", "rad.source=digits", "data.source=clinic")
     train = Images(torch.zeros(120, 3, 12, 12, dtype=torch.uint8), None)
     split = split_training_images(settings, train)
     assert (len(split.rad), len(split.pool())) == (0, 110)
     rad = load_rad(settings, train, split)
     assert rad.shape == (30, 3, 12, 12)
-    digits = load_images(settings.data.model_copy(update={"side": 12, "channels": 3}), "train")
+    digits = load_images(settings.data.model_copy(update={"source": "digits", "side": 12, "channels": 3}), "train")
     assert len({digest(image) for image in rad} & {digest(image) for image in digits.pixels}) == 30
     assert torch.equal(rad, load_rad(settings, train, split))
     assert not torch.equal(rad, load_rad(settings.model_copy(update={"seed": 1}), train, split))
 
 
 def test_a_rad_larger_than_its_source_is_refused():
-    settings = config("iid", 4, "data.validation=10", "rad.size=1438", "rad.source=digits")
+    settings = config("iid", 4, "data.validation=10", "rad.size=1438", "rad.source=digits", "data.source=clinic")
     train = Images(torch.zeros(120, 1, 8, 8, dtype=torch.uint8), None)
     with pytest.raises(ConfigError, match=r"rad\.size = 1438 exceeds the 1437 images of 'digits'\. Lower it"):
         load_rad(settings, train, split_training_images(settings, train))
 
 
-@pytest.mark.xfail(strict=True, reason="data.label_column is asked of the RAD's source too")
+def test_a_rad_from_the_clients_own_data_is_refused():
+    settings = config("iid", 4, "data.validation=10", "rad.size=30", "rad.source=digits")
+    with pytest.raises(ConfigError, match="Leave rad.source out"):
+        load_rad(settings, pictures(), split_training_images(settings, pictures()))
+
+
 def test_a_rad_needs_no_labels(tmp_path):
     from PIL import Image
 

@@ -105,7 +105,6 @@ def test_a_flip_alone_mirrors_the_image(midway):
     assert torch.allclose(view(noise(), flip=1.0), to_input(noise().flip(-1)), atol=1e-4)
 
 
-@pytest.mark.xfail(strict=True, reason="the aspect ratio jitters although crop = (1, 1) keeps the whole image")
 @pytest.mark.parametrize("setting", [{"flip": 1.0}, {"rotate": 1e-6}, {"translate": 1e-7}])
 def test_without_a_crop_the_whole_image_is_kept(setting):
     pixels = noise()

@@ -34,7 +34,7 @@ HUB_IDS = {
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
 TEST_SPLITS = ("test", "valid", "validation")
-FORMAT = 1  # raise when the cache's content changes for the same source
+FORMAT = 2  # raise when the cache's content changes for the same source
 
 
 @dataclass(frozen=True)
@@ -142,18 +142,24 @@ def _read_cache(entry: Path) -> Images | None:
         pixels = np.load(entry.with_suffix(".npy"), mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError):
         return None
-    if hashlib.sha256(pixels).hexdigest() != card["sha256"]:
+    if _checksum(pixels, card.get("labels")) != card.get("sha256"):
         log.warning("cached images %s do not match their checksum; decoding again", entry.name)
         return None
     labels = None if card["labels"] is None else torch.tensor(card["labels"], dtype=torch.long)
     return Images(torch.from_numpy(pixels), labels, tuple(card["classes"]), card["skipped"])
 
 
+def _checksum(pixels: np.ndarray, labels: list[int] | None) -> str:
+    sha = hashlib.sha256(json.dumps([pixels.shape, labels]).encode())
+    sha.update(pixels.data)
+    return sha.hexdigest()
+
+
 def _fill_cache(entry: Path, config: DataConfig, rows: "_Rows", what: str) -> None:
     pixels, labels, skipped = _decode(config, rows, what)
     card = {
         "source": config.source,
-        "sha256": hashlib.sha256(pixels.data).hexdigest(),
+        "sha256": _checksum(pixels, labels),
         "classes": rows.classes,
         "labels": labels,
         "skipped": skipped,
@@ -181,6 +187,8 @@ def _decode(config: DataConfig, rows: "_Rows", what: str) -> tuple[np.ndarray, l
     for number, (encoded, label) in enumerate(rows.items()):
         try:
             picture, channels = _to_array(encoded, config.side, channels)
+            if picture.shape[1] != picture.shape[2]:
+                raise ValueError(f"is {picture.shape[2]}x{picture.shape[1]} pixels, not square (data.side crops all)")
             if kept and picture.shape != kept[0].shape:
                 found, expected = (f"{a.shape[2]}x{a.shape[1]}" for a in (picture, kept[0]))
                 raise ValueError(f"is {found} pixels where the first is {expected} (data.side resizes all)")
@@ -212,6 +220,8 @@ def _to_array(encoded: Any, side: int | None, channels: int | None) -> tuple[np.
 
     from PIL import Image, ImageOps
 
+    if encoded is None:
+        raise ValueError("is missing")
     stream = io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded
     with Image.open(stream) as file:
         if channels is None:
@@ -245,21 +255,34 @@ def _open_rows(config: DataConfig, source: Path | str, split: Split) -> _Rows:
     image = _column(table, config.image_column, IMAGE_COLUMNS)
     label = _column(table, config.label_column, LABEL_COLUMNS)
     if image is None or (config.label_column and label is None):
-        what, expected = ("label", [config.label_column]) if image else ("image", IMAGE_COLUMNS)
+        image_names = [config.image_column] if config.image_column else IMAGE_COLUMNS
+        what, expected = ("label", [config.label_column]) if image else ("image", image_names)
         raise DataError(
             f"'{source}' has no {what} column among {table.column_names}, expected {' or '.join(map(str, expected))}. "
             f"Name it with data.{what}_column."
         )
-    table = table.cast_column(image, datasets.Image(decode=False))
+    try:
+        table = table.cast_column(image, datasets.Image(decode=False))
+    except Exception:  # Arrow has a kind of its own for each type
+        raise DataError(
+            f"column '{image}' of '{source}' holds {table.features[image]}, expected images. "
+            "Name another with data.image_column."
+        ) from None
     names = getattr(table.features[label], "names", None) if label else None
 
     def items() -> Iterator[tuple[Any, int | None]]:
         for row in table:
             encoded = row[image]
-            yield encoded["bytes"] or encoded["path"], row[label] if label else None
+            yield encoded and (encoded["bytes"] or encoded["path"]), row[label] if label else None
 
     if names is None and label:
-        names = [str(k) for k in range(max(table[label]) + 1)]
+        odd = [k for k in table[label] if not isinstance(k, int) or k < 0]
+        if odd:
+            raise DataError(
+                f"column '{label}' of '{source}' holds {odd[0]!r}, expected class numbers from 0. "
+                "Number the classes, or name another column with data.label_column."
+            )
+        names = [str(k) for k in range(max(table[label], default=-1) + 1)]
     return _Rows(items, tuple(names or ()))
 
 

@@ -81,12 +81,16 @@ def _by_flower(config: Config, labels: Tensor) -> list[Tensor]:
     }[settings.kind](num_partitions=count, partition_by="label", seed=seed)
     partitioner.dataset = _row_table(labels)
     try:
-        return [torch.tensor(partitioner.load_partition(k)["row"]) for k in range(count)]
-    except ValueError as error:
+        shares = [torch.tensor(partitioner.load_partition(k)["row"]) for k in range(count)]
+    except (ValueError, ZeroDivisionError) as error:  # a shard of no images divides by zero
         raise ConfigError(
             f"partition.kind = '{settings.kind}' cannot divide {len(labels)} images among {count} clients: "
             f"{str(error).splitlines()[0]} Use fewer clients or shards, or a larger partition.alpha."
         ) from None
+    given = torch.zeros(len(labels), dtype=torch.bool)
+    given[torch.cat(shares)] = True
+    left = torch.nonzero(~given).flatten()  # what fills no shard is dealt out, so that nothing is lost
+    return [torch.cat([share, left[k::count]]) for k, share in enumerate(shares)]
 
 
 def _row_table(labels: Tensor) -> "Dataset":

@@ -39,6 +39,12 @@ def split_training_images(config: Config, train: Images) -> Split:
     validation, rad, pool = order.tensor_split([config.data.validation, spared])
     labels = None if train.labels is None else train.labels[pool]
     shares = partition(config, labels, len(pool), len(train.classes))
+    poorest = min(range(len(shares)), key=lambda k: len(shares[k]))
+    if len(shares[poorest]) < 2:
+        raise ConfigError(
+            f"client {poorest} gets {len(shares[poorest])} images of {len(pool)}, expected at least 2. "
+            "Use fewer clients, more images or another partition.kind."
+        )
     return Split(validation.sort().values, rad.sort().values, tuple(pool[s].sort().values for s in shares))
 
 
@@ -59,9 +65,14 @@ def load_rad(config: Config, train: Images, split: Split) -> Tensor:
     """The RAD's pixels: training images kept apart, or the first of another data set in random order."""
     if config.rad.source is None:
         return train.pixels[split.rad]
+    if config.rad.source == config.data.source:
+        raise ConfigError(
+            f"rad.source = '{config.rad.source}' is the clients' own data, expected another data set. "
+            "Leave rad.source out: the RAD is then kept apart from every client."
+        )
     side = train.pixels.shape[-1]
     other = config.data.model_copy(
-        update={"source": config.rad.source, "side": side, "channels": train.pixels.shape[1]}
+        update={"source": config.rad.source, "side": side, "channels": train.pixels.shape[1], "label_column": None}
     )
     images = load_images(other, "train")
     if len(images) < config.rad.size:

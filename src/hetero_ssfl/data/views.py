@@ -49,7 +49,9 @@ def random_view(pixels: Tensor, config: ViewsConfig, rng: Generator) -> Tensor:
     theta = _affine_maps(config, draw)
     if theta is not None:
         grid = F.affine_grid(theta, list(view.shape), align_corners=False)
-        view = F.grid_sample(view, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        # What a shift or turn uncovers is black; a crop never leaves the image, so its edge must not fade.
+        padding = "zeros" if config.rotate or config.translate or config.shear else "border"
+        view = F.grid_sample(view, grid, mode="bilinear", padding_mode=padding, align_corners=False)
     if config.jitter or config.grayscale:
         view = _recolour(view, config, draw)
     if config.blur:
@@ -65,7 +67,8 @@ def _affine_maps(config: ViewsConfig, draw: _Draw) -> Tensor | None:
     if config.crop == (1.0, 1.0) and not (config.flip or config.rotate or config.translate or config.shear):
         return None
     area = draw.uniform(*config.crop)
-    ratio = torch.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
+    spread = 0.0 if config.crop == (1.0, 1.0) else math.log(4 / 3)  # the whole image has one aspect
+    ratio = torch.exp(draw.uniform(-spread, spread))
     width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
     shift_x = (1 - width) * draw.uniform(-1, 1) + 2 * config.translate * draw.uniform(-1, 1)
     shift_y = (1 - height) * draw.uniform(-1, 1) + 2 * config.translate * draw.uniform(-1, 1)

@@ -88,6 +88,7 @@ class Server:
         events.append(self.summary(state, updates, time.perf_counter() - started))
         self.record(events)
         self.save(state)
+        self.listen(events[-1])
         return state
 
     def sample(self, state: ServerState) -> tuple[ClientId, ...]:
@@ -180,9 +181,7 @@ class Server:
     def summary(self, state: ServerState, updates: Mapping[ClientId, Update], seconds: float) -> Event:
         means = _means({name: dict(update.metrics) for name, update in updates.items()})
         event = {"event": "round", "round": state.round, "replies": len(updates), "seconds": round(seconds, 3)}
-        event |= {**means, **self.method.metrics(state)}
-        self.listen(event)
-        return event
+        return {**event, **means, **self.method.metrics(state)}
 
     def record(self, events: list[Event]) -> None:
         self.folder.append_events(events)

@@ -42,8 +42,8 @@ def build_encoder(spec: str, in_channels: int, side: int) -> tuple[nn.Module, in
         given = {"in_chans": in_channels, "num_classes": 0}
     try:
         encoder = factory(**{**given, **options})
-    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        raise ConfigError(f"encoder '{spec}' cannot be built: {error}. Change its options.") from None
+    except Exception as error:  # a user's callable may raise anything
+        raise ConfigError(f"encoder '{spec}' cannot be built: {_line(error)}. Change its options.") from None
     if not isinstance(encoder, nn.Module):
         raise ConfigError(
             f"encoder '{spec}' returned {type(encoder).__name__}, expected a torch.nn.Module. "
@@ -61,7 +61,7 @@ def output_width(encoder: nn.Module, spec: str, in_channels: int, side: int) -> 
             out = encoder(torch.zeros(2, in_channels, side, side))
     except Exception as error:  # a user's module may raise anything
         raise ConfigError(
-            f"encoder '{spec}' fails on images of shape ({in_channels}, {side}, {side}): {error}. "
+            f"encoder '{spec}' fails on images of shape ({in_channels}, {side}, {side}): {_line(error)}. "
             "Choose an encoder for this size, or set data.side and data.channels."
         ) from None
     finally:
@@ -73,6 +73,10 @@ def output_width(encoder: nn.Module, spec: str, in_channels: int, side: int) -> 
             "Pool or flatten its output."
         )
     return int(out.shape[1])
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:

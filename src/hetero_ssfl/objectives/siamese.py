@@ -4,11 +4,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models import Learner
+from .alignment import at_least_float32
 
 
 def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
     """Squared distance of l2-normalised vectors, 2 - 2 cos, averaged over the batch."""
-    return 2 - 2 * F.cosine_similarity(prediction.float(), target.detach().float(), dim=1).mean()
+    return 2 - 2 * F.cosine_similarity(at_least_float32(prediction), at_least_float32(target.detach()), dim=1).mean()
 
 
 def siamese_loss(learner: Learner, view_1: Tensor, view_2: Tensor) -> tuple[Tensor, Tensor]:
