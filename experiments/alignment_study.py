@@ -14,7 +14,7 @@ from statistics import mean, stdev
 from rich.console import Console
 
 from hetero_ssfl.config import load_config
-from hetero_ssfl.federation import resume, start
+from hetero_ssfl.federation import start_or_resume
 from hetero_ssfl.progress import RunView
 from hetero_ssfl.runs import RunFolder
 
@@ -70,10 +70,7 @@ def main() -> None:
             for variant in arguments.only:
                 path = folder_of(arguments.root, variant, seed)
                 with RunView(console, f"{variant}, seed {seed}") as view:
-                    if (path / "config.toml").exists():
-                        resume(RunFolder.open(path), view)
-                    else:
-                        start(load_config(arguments.preset, overrides(variant, seed)), path, view)
+                    start_or_resume(load_config(arguments.preset, overrides(variant, seed)), path, view)
     print_table(arguments.root, arguments.only, arguments.seeds, arguments.test)
 
 

@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "methods": BASE | {"data", "models", "objectives", "consensus", "training"},
     "evaluation": BASE | {"data", "models", "objectives"},
     "runs": BASE,
-    "federation": CORE | {"evaluation", "runs"},
+    "federation": CORE | {"__init__", "evaluation", "runs"},
     "report": BASE | {"runs"},
     "progress": set(),
     "doctor": set(),

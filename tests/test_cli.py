@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,12 +34,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_json_is_for_machines(finished: Path, tmp_path: Path) -> None:
-    shown = hetero_ssfl("compare", finished, finished, "--json", "--plot", tmp_path / "plot.png")
+def test_compare_shows_the_difference_for_people_and_machines(finished: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(finished, other)
+    config = (other / "config.toml").read_text().replace('method = "hetero-ssfl"', 'method = "local"')
+    (other / "config.toml").write_text(config)
+    results = json.loads((other / "results.json").read_text())
+    for scores in results["clients"].values():
+        scores["linear_all"] += 7
+    (other / "results.json").write_text(json.dumps(results))
+    shown = hetero_ssfl("compare", finished, other, "--json", "--plot", tmp_path / "plot.png")
     rows = json.loads(shown.stdout)["rows"]
-    assert rows[0]["metric"] == "linear_all"
-    assert rows[0]["difference_to_first"] == 0
+    assert [round(row["difference_to_first"], 6) for row in rows] == [0, 7]
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert "+7.0" in hetero_ssfl("compare", finished, other).stdout
 
 
 def test_evaluate_repeats_the_recorded_figures_and_can_ask_for_others(finished: Path) -> None:
@@ -47,12 +56,6 @@ def test_evaluate_repeats_the_recorded_figures_and_can_ask_for_others(finished: 
     assert again["clients"] == recorded["clients"]
     fewer = hetero_ssfl("evaluate", finished, "--set", "evaluation.probes=['knn']", "--json")
     assert set(json.loads(fewer.stdout)["clients"]["client-000"]) == {"knn_all", "knn_own"}
-
-
-def test_compare_groups_seeds_and_shows_the_difference(finished: Path) -> None:
-    shown = hetero_ssfl("compare", finished)
-    assert shown.returncode == 0
-    assert "hetero-ssfl" in shown.stdout
 
 
 def test_interrupting_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
@@ -89,6 +92,9 @@ def test_interrupting_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
         (["run", "smoke", "--set", "method=fedbyol"], "use method = 'hetero-ssfl'"),
         (["run", "smoke", "--set", "clients.models=['resnet19']"], "unknown encoder 'resnet19'"),
         (["run", "smoke", "--set", "data.source=/no/such"], "no data at '/no/such'"),
+        (["run", "smo[/k]"], "unknown preset 'smo[/k]'"),
+        (["run", "smoke", "--set", "engine.device=cuda"], "engine.device = 'cuda' cannot be used"),
+        (["run", "smoke", "--resume", "nowhere"], "name nothing else"),
         (["run", "--resume", "nowhere"], "'nowhere' is not a run folder"),
         (["compare", "nowhere"], "'nowhere' is not a run folder"),
         (["evaluate", "nowhere"], "'nowhere' is not a run folder"),
@@ -128,6 +134,14 @@ def test_doctor_names_what_is_there_and_what_is_missing() -> None:
     by_name = {f["what"]: f for f in findings}
     assert by_name["torch"]["ok"]
     assert all("Remedy" in f["text"] for f in findings if f["what"] in ("ray", "timm", "onnx") and not f["ok"])
+
+
+def test_remedies_with_brackets_are_shown_whole() -> None:
+    shown = hetero_ssfl("doctor").stdout
+    assert all(
+        f"hetero-ssfl[{extra}]" in shown for extra in ("timm", "onnx") if f"{extra} " in shown and "missing" in shown
+    )
+    assert "hetero-ssfl'" not in shown
 
 
 def test_describe_counts_and_draws(tmp_path: Path) -> None:

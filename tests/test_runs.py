@@ -70,6 +70,13 @@ def test_tensors_and_their_description_come_back(tmp_path: Path) -> None:
     assert all(torch.equal(loaded[key], tensors[key]) for key in tensors)
 
 
+def test_tied_weights_can_be_saved(tmp_path: Path) -> None:
+    shared = torch.randn(3)
+    save_tensors(tmp_path / "t", {"a": shared, "b": shared})
+    loaded, _ = load_tensors(tmp_path / "t")
+    assert torch.equal(loaded["a"], loaded["b"])
+
+
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\xff" * 100])
 def test_a_damaged_tensor_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "t").write_bytes(content)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from .errors import HeteroSSFLError
 
@@ -46,7 +47,7 @@ def main() -> None:
     try:
         app()
     except HeteroSSFLError as error:
-        err.print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+        err.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
@@ -73,8 +74,10 @@ def common(
 
 @app.command()
 def run(
-    config: Annotated[str, typer.Argument(metavar="[PRESET|FILE.toml]", help="What to run.")] = "demo",
-    run_dir: Annotated[Path | None, typer.Option(help="Where to keep it; by default runs/NAME-seedN.")] = None,
+    config: Annotated[
+        str | None, typer.Argument(metavar="[PRESET|FILE.toml]", help="What to run; `demo` if left out.")
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where to keep it; by default runs/NAME-METHOD-seedN.")] = None,
     set_: Set = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
     on_bad_image: BadImage = None,
@@ -90,15 +93,15 @@ def run(
     from .errors import ConfigError
 
     if resume is not None:
-        if set_ or run_dir or on_bad_image:
-            raise ConfigError("--resume goes on with the run as it was: leave out --set, --run-dir and --on-bad-image.")
+        if config or set_ or run_dir or on_bad_image:
+            raise ConfigError("--resume goes on with the run as it was: name nothing else than its folder.")
         from .runs import RunFolder
 
         folder = RunFolder.open(resume)
         _train(folder.config, folder.path, as_json, quiet, folder)
         return
     overrides = [*(set_ or []), *([f"data.on_bad_image={on_bad_image}"] if on_bad_image else [])]
-    settings = load_config(config, overrides)
+    settings = load_config(config or "demo", overrides)
     path = run_dir or Path("runs", f"{settings.name}-{settings.method}-seed{settings.seed}")
     _train(settings, path, as_json, quiet, None)
 
@@ -122,33 +125,35 @@ def _train(config: "Config", path: Path, as_json: bool, quiet: bool, folder: "Ru
         out.print(results_table(result))
     else:
         out.print("No labels: nothing to probe.")
-    out.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+    if result.facts["skipped_images"]:
+        out.print(f"{result.facts['skipped_images']} bad images were skipped")
+    out.print(f"run folder: {escape(str(folder.path))}", highlight=False, soft_wrap=True)
 
 
 def _say_how_to_resume(path: Path) -> NoReturn:
     if (path / "config.toml").exists():
-        text = f"Interrupted. Every finished round is kept; go on with: hetero-ssfl run --resume {path}"
+        from .runs import resume_command
+
+        text = f"Interrupted. Every finished round is kept; go on with: {resume_command(path)}"
     else:
         text = "Interrupted before training began; nothing was written."
-    err.print(text, highlight=False, soft_wrap=True)
+    err.print(escape(text), highlight=False, soft_wrap=True)
     sys.exit(130)
 
 
 @app.command()
 def demo(
-    run_dir: Annotated[Path, typer.Option(help="Where to keep the demo's three runs and its picture.")] = Path(
-        "demo-run"
-    ),
+    run_dir: Annotated[Path | None, typer.Option(help="Where to keep it; by default demo-run/seedN.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Five unlike encoders on embedded digits, alone and together; about 2 minutes on 2 cores."""
+    """Five unlike encoders on embedded digits, alone and together; about 3 minutes on 2 cores."""
     from .demo import demo_table, run_demo
 
     try:
-        done = run_demo(run_dir, err, [*(set_ or []), f"seed={seed}"], quiet)
+        done = run_demo(run_dir or Path("demo-run", f"seed{seed}"), err, [*(set_ or []), f"seed={seed}"], quiet)
     except KeyboardInterrupt:
         err.print("Interrupted. The same command goes on where it stopped.")
         sys.exit(130)
@@ -156,7 +161,7 @@ def demo(
         _print_json({"rows": done.rows(), "picture": str(done.picture)})
         return
     out.print(demo_table(done))
-    out.print(f"picture: {done.picture}", highlight=False, soft_wrap=True)
+    out.print(f"picture: {escape(str(done.picture))}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -177,6 +182,7 @@ def evaluate(
     from .runs import RunFolder
 
     folder = RunFolder.open(run_folder)
+    folder.read_json("results.json")  # only a finished run: probing in between would be tuning on what comes out
     for override in set_ or []:
         if not override.startswith("evaluation."):
             raise ConfigError(f"'{override}' is not about evaluation: only evaluation.* can change for a finished run.")
@@ -234,7 +240,7 @@ def doctor(as_json: Json = False) -> None:
     else:
         for finding in findings:
             mark = "[green]ok[/]     " if finding.ok else "[yellow]missing[/]"
-            out.print(f"{mark} {finding.what:<18} {finding.text}", highlight=False, soft_wrap=True)
+            out.print(f"{mark} {finding.what:<18} {escape(finding.text)}", highlight=False, soft_wrap=True)
     if any(f.required and not f.ok for f in findings):
         sys.exit(1)
 
@@ -291,7 +297,7 @@ def describe(
             for name, counts in value.items():
                 out.print(f"  {name}  {' '.join(f'{c:5d}' for c in counts)}", highlight=False, soft_wrap=True)
         else:
-            out.print(f"{key:<14} {value}", highlight=False, soft_wrap=True)
+            out.print(f"{key:<14} {escape(str(value))}", highlight=False, soft_wrap=True)
 
 
 def _print_json(content: dict[str, Any]) -> None:

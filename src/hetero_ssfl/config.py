@@ -110,6 +110,8 @@ class SslConfig(Section):
     kind: Literal["byol", "simsiam"] = "byol"
     projector: tuple[PositiveInt, PositiveInt] = (256, 128)
     predictor: PositiveInt = 256
+    normalize: bool = True
+    """BYOL's own loss, squared error of unit vectors; false for the paper's squared error of raw outputs."""
     ema: Share = 0.99
     """The share of the old target network kept at each step (BYOL)."""
 
@@ -154,8 +156,12 @@ class AlignmentConfig(Section):
     """Rounds over which mu grows linearly from 0 to its value; 0 for a constant mu."""
     layer: Layer = "encoder"
     """Whose output is the representation: the paper says the predictor's."""
-    distance: Literal["cka", "relational-kl"] = "cka"
+    distance: Literal["cka", "literal-cka", "relational-kl"] = "cka"
+    """1 - CKA; CKA itself, as the paper's formula prints it (and so pushes clients apart); or softmax similarities."""
+    when: Literal["step", "epoch"] = "step"
+    """Add the term at every step, or once per local epoch as in Algorithm 1."""
     estimator: Literal["biased", "debiased"] = "biased"
+    """Of CKA; the debiased one is near 0 for unrelated features, whatever their width."""
     kernel: Literal["linear", "rbf", "polynomial"] = "linear"
     bandwidth: PositiveFloat = 1.0
     """RBF: in units of the root mean squared distance between rows."""

@@ -12,12 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .config import Config, load_config
-from .federation import mutual_cka_of, resume, start
+from .config import load_config
+from .federation import mutual_cka_of, start_or_resume
 from .progress import RunView
 from .report import plots
 from .report.tables import Result, spread
-from .runs import RunFolder
 
 METRIC = "linear_all"
 ARMS = {
@@ -52,17 +51,11 @@ def run_demo(folder: Path, console: Console, overrides: list[str], quiet: bool =
     results = {}
     for arm, settings in ARMS.items():
         config = load_config("demo", [*overrides, *settings])
-        results[arm] = Result.read(_finish(config, folder / arm.replace(" ", "-"), console, arm, quiet))
+        with RunView(console, arm, quiet) as view:
+            results[arm] = Result.read(start_or_resume(config, folder / arm.replace(" ", "-"), view))
     picture = folder / "demo.png"
     _draw(results, picture)
     return Demo(results, picture)
-
-
-def _finish(config: Config, path: Path, console: Console, title: str, quiet: bool) -> RunFolder:
-    with RunView(console, title, quiet) as view:
-        if (path / "config.toml").exists():
-            return resume(RunFolder.open(path), view)
-        return start(config, path, view)
 
 
 def demo_table(demo: Demo) -> Table:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
@@ -14,7 +15,7 @@ class RunView:
     """Listens to a run's events. Use as a context manager around the run."""
 
     def __init__(self, console: Console, title: str, quiet: bool = False) -> None:
-        self.console, self.title, self.quiet = console, title, quiet
+        self.console, self.title, self.quiet = console, escape(title), quiet
         self.live = console.is_terminal and not quiet
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -28,7 +29,8 @@ class RunView:
         )
         self.rounds: TaskID | None = None
         self.clients: dict[str, TaskID] = {}
-        self.total, self.round, self.selected, self.shares = 1, 0, 1, {}  # type: ignore[var-annotated]
+        self.total, self.round, self.selected = 1, 0, 1
+        self.shares: dict[str, float] = {}
 
     def __enter__(self) -> "RunView":
         self.bar.start()
@@ -92,7 +94,7 @@ class RunView:
             self._say(f"{self.title}: validation after round {event['round']}: {scores}")
 
     def _on_warning(self, event: Mapping[str, Any]) -> None:
-        self._say(f"[yellow]warning[/] (round {event['round']}): {event['text']}")
+        self._say(f"[yellow]warning[/] (round {event['round']}): {escape(event['text'])}")
 
     def _clear_clients(self) -> None:
         for task in self.clients.values():

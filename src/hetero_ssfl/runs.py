@@ -11,14 +11,15 @@
     events.jsonl         one line per client and round, and one per finished round
     results.json         at the end: accuracies on the test images
 
-Every file is written beside its place and renamed into it. Tensors are safetensors, the rest is JSON or TOML:
-nothing is ever unpickled.
+Every file is written beside its place and renamed into it; only events.jsonl grows, and a torn last line is ignored.
+Tensors are safetensors, the rest is JSON or TOML: nothing is ever unpickled.
 """
 
 import fcntl
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -47,13 +49,20 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name, too, must survive a power cut
+        finally:
+            os.close(folder)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         raise RunError(f"cannot write '{path}': {error.strerror}. Make room there; nothing was lost.") from None
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
-    contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # A copy of each: safetensors refuses tensors that share memory, as tied weights do.
+    contents = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     write_atomically(path, save(contents, {"about": json.dumps(dict(about or {}))}))
 
 
@@ -66,6 +75,10 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"'{path}' is missing. The run folder is incomplete; start the run again.") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise RunError(f"'{path}' cannot be read ({error}). Restore it from a copy or start the run again.") from None
+
+
+def resume_command(path: Path) -> str:
+    return f"hetero-ssfl run --resume {shlex.quote(str(path))}"
 
 
 class RunFolder:
@@ -88,7 +101,7 @@ class RunFolder:
         """A run that exists is never overwritten."""
         if (self.path / "config.toml").exists():
             raise RunError(
-                f"'{self.path}' holds a run already. Continue it with: hetero-ssfl run --resume {self.path}; "
+                f"'{self.path}' holds a run already. Continue it with: {resume_command(self.path)}; "
                 "or choose another --run-dir."
             )
 
@@ -108,7 +121,11 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One process at a time trains in a folder; the lock goes with the process, however it ends."""
-        with (self.path / ".lock").open("w") as file:
+        try:
+            file = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise RunError(f"cannot write in '{self.path}': {error.strerror}. Check who may write there.") from None
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -130,8 +147,7 @@ class RunFolder:
             content: dict[str, Any] = json.loads((self.path / name).read_text())
         except FileNotFoundError:
             raise RunError(
-                f"'{self.path}' has no {name}: the run is not finished. "
-                f"Continue it with: hetero-ssfl run --resume {self.path}"
+                f"'{self.path}' has no {name}: the run is not finished. Continue it with: {resume_command(self.path)}"
             ) from None
         except ValueError as error:
             raise RunError(f"'{self.path / name}' is not valid JSON ({error}). Restore it from a copy.") from None
@@ -143,7 +159,7 @@ class RunFolder:
     # --- events ---
 
     def append_events(self, events: list[dict[str, Any]]) -> None:
-        lines = "".join(json.dumps(event) + "\n" for event in events)
+        lines = "".join(json.dumps(event, allow_nan=False) + "\n" for event in events)
         try:
             with (self.path / "events.jsonl").open("a") as file:
                 file.write(lines)
@@ -177,7 +193,7 @@ class RunFolder:
         folder = self.path / "clients" / name
         save_tensors(folder / f"round-{round_number:06d}.safetensors", tensors)
         for old in sorted(folder.glob("round-*.safetensors"))[:-2]:
-            old.unlink()
+            old.unlink(missing_ok=True)  # a worker of a killed run may be about to end here too
 
     def newest_client_round(self, name: str, limit: int) -> int:
         """The newest saved round that is not after `limit`; 0 for the untrained client."""

@@ -8,13 +8,14 @@ import torch
 from torch import Generator, Tensor
 
 from .config import Config
+from .consensus import effective_rank
 from .data import random_view, to_input
 from .models import Learner
 from .objectives import feature_spread, siamese_loss
 from .seeding import global_seed, rng_for
 
-Regulariser = Callable[[Learner, Generator], Tensor]
-"""A further term of the loss, already weighted, computed once per step."""
+Regulariser = Callable[[Learner, Generator, int], Tensor]
+"""A further term of the loss, already weighted, from the networks, a generator and the step's number in the epoch."""
 
 Progress = Callable[[float, float], None]
 """Called after each step with the share of the round done and the loss."""
@@ -39,7 +40,10 @@ class Client:
 
 
 def train(client: Client, round_number: int, regulariser: Regulariser | None = None) -> dict[str, float]:
-    """E local epochs of self-supervision (plus the regulariser); returns means over the round's steps."""
+    """E local epochs of self-supervision (plus the regulariser); returns means over the round's steps.
+
+    `spread` and `batch_rank` (the effective rank of the last batch's projections) show a collapse before the loss does.
+    """
     config, learner = client.config, client.learner
     pixels = torch.cat([client.pixels, client.rad]) if config.rad.in_ssl else client.pixels
     batch = min(config.optim.batch, len(pixels))
@@ -51,7 +55,7 @@ def train(client: Client, round_number: int, regulariser: Regulariser | None = N
         weight_decay=config.optim.weight_decay,
         foreach=True,
     )
-    sums = torch.zeros(3)
+    sums, rank = torch.zeros(3), 0.0
     learner.train()
     for epoch in range(config.local_epochs):
         # Local data and regulariser draw from separate streams, so that mu = 0 is exactly local training.
@@ -65,7 +69,7 @@ def train(client: Client, round_number: int, regulariser: Regulariser | None = N
                 rows = pixels[order[step * batch : (step + 1) * batch]].to(client.device)
                 views = (random_view(rows, config.views, rng) for _ in range(2))
                 loss, projection = siamese_loss(learner, *views)
-                term = torch.zeros(()) if regulariser is None else regulariser(learner, rng_regulariser)
+                term = torch.zeros(()) if regulariser is None else regulariser(learner, rng_regulariser, step)
                 optimiser.zero_grad(set_to_none=True)
                 (loss + term.to(loss.device)).backward()
                 if config.optim.clip_norm:
@@ -74,10 +78,16 @@ def train(client: Client, round_number: int, regulariser: Regulariser | None = N
                 learner.move_target()
                 values = torch.stack([loss.detach().cpu(), term.detach().cpu(), feature_spread(projection).cpu()])
                 sums += values
+                rank = effective_rank(projection.detach()) if step == steps - 1 else 0.0
                 client.progress(done, float(values[0] + values[1]))
-    client.round = round_number
     ssl, term_mean, spread = (sums / (steps * config.local_epochs)).tolist()
-    return {"loss_ssl": ssl, "loss_alignment": term_mean, "spread": spread}
+    if not math.isfinite(ssl + term_mean):
+        raise FloatingPointError(
+            f"the loss of {client.name} is {ssl + term_mean} in round {round_number}; "
+            "lower optim.lr or set optim.clip_norm"
+        )
+    client.round = round_number
+    return {"loss_ssl": ssl, "loss_alignment": term_mean, "spread": spread, "batch_rank": rank}
 
 
 def learning_rate(config: Config, rounds_done: float) -> float:

@@ -1,7 +1,6 @@
 """Any source of images becomes the same thing: uint8 pixels, labels where there are some, and one checked cache."""
 
 import io
-import logging
 import os
 import shutil
 from pathlib import Path
@@ -165,16 +164,14 @@ def test_a_side_resizes_and_crops_to_the_centre(tmp_path):
     assert (got.pixels[0, :, :, 4:] == 255).all()
 
 
-def test_mixed_sizes_are_refused_with_the_remedy_or_left_out(tmp_path, caplog):
+def test_mixed_sizes_are_refused_with_the_remedy_or_left_out(tmp_path):
     source = folder(tmp_path / "set", [png(0), png(1), png(2, 9, 9), png(3)])
     message = refusal(source)
     assert "image 1 of" in message
     assert "is 9x9 pixels where the first is 8x8 (data.side resizes all)" in message
-    with caplog.at_level(logging.WARNING):
-        got = load(source, on_bad_image="skip")
+    got = load(source, on_bad_image="skip")
     assert torch.equal(got.pixels, expected([0, 1, 3]))
     assert (got.labels.tolist(), got.skipped) == ([0, 1, 1], 1)
-    assert "1 bad images were skipped" in caplog.text
 
 
 @pytest.mark.parametrize("broken", [b"", b"no image", png(2)[:100]], ids=["empty", "text", "cut off"])

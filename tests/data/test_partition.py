@@ -254,7 +254,7 @@ def test_a_rad_larger_than_its_source_is_refused():
 
 def test_a_rad_from_the_clients_own_data_is_refused():
     settings = config("iid", 4, "data.validation=10", "rad.size=30", "rad.source=digits")
-    with pytest.raises(ConfigError, match="Leave rad.source out"):
+    with pytest.raises(ConfigError, match=r"Leave rad\.source out"):
         load_rad(settings, pictures(), split_training_images(settings, pictures()))
 
 

@@ -15,6 +15,11 @@ import torch
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.errors import ConfigError, DataError, RunError
 from hetero_ssfl.federation import resume, start
+from hetero_ssfl.federation.inprocess import InProcessGrid
+from hetero_ssfl.federation.records import pack
+from hetero_ssfl.federation.server_app import Server
+from hetero_ssfl.federation.simulated import ClientCache, open_site
+from hetero_ssfl.methods import ServerState
 from hetero_ssfl.runs import RunFolder, load_tensors
 
 TINY = [
@@ -96,6 +101,11 @@ import sys
 from pathlib import Path
 from hetero_ssfl.config import parse_config
 from hetero_ssfl.federation import resume, start
+from hetero_ssfl.federation.inprocess import InProcessGrid
+from hetero_ssfl.federation.records import pack
+from hetero_ssfl.federation.server_app import Server
+from hetero_ssfl.federation.simulated import ClientCache, open_site
+from hetero_ssfl.methods import ServerState
 from hetero_ssfl.runs import RunFolder
 if __name__ == "__main__":
     path = Path(sys.argv[1])
@@ -121,14 +131,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(
     child.wait()
     folder = RunFolder.open(path)
     assert not folder.finished
-    _wait_for_lock(folder)
     assert_same(everything(reference), everything(resume(folder, lambda _: None)))
-
-
-def _wait_for_lock(folder: RunFolder) -> None:
-    """Workers of a killed parent notice within moments; they inherit no lock."""
-    with folder.lock():
-        pass
 
 
 def test_a_finished_run_is_left_alone(reference: RunFolder) -> None:
@@ -240,9 +243,80 @@ def test_data_without_labels_trains_and_probes_nothing(tmp_path: Path) -> None:
     assert (folder.path / "models" / "client-002" / "encoder.safetensors").exists()
 
 
-def test_a_small_memory_budget_changes_no_number(reference: RunFolder, tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", "engine.memory_mb=1", "engine.workers=1")
-    assert_same(everything(reference), everything(folder))
+def test_a_small_memory_budget_changes_no_number(tmp_path: Path) -> None:
+    wide = ["clients.models=['resnet8(width=24)', 'mobilenet(width=24)']", "rounds=2", "engine.workers=1"]
+    roomy, tight = (run(tmp_path / mb, f"engine.memory_mb={mb}", *wide) for mb in ("4096", "1"))
+    assert_same(everything(roomy), everything(tight))
+
+
+def test_clients_beyond_the_memory_budget_are_dropped_and_read_back(reference: RunFolder) -> None:
+    site = open_site(str(reference.path), reference.config.to_toml())
+    cache = ClientCache()
+    first = cache.get(site, 0, limit=3)
+    assert cache.get(site, 0, limit=3) is first
+    cache._shrink(budget=1)
+    cache.get(site, 1, limit=3)
+    cache._shrink(budget=1)
+    again = cache.get(site, 0, limit=3)
+    assert again is not first
+    assert all(torch.equal(v, again.learner.state_dict()[k]) for k, v in first.learner.state_dict().items())
+
+
+def test_a_client_asked_for_an_earlier_round_goes_back_to_it(reference: RunFolder) -> None:
+    site = open_site(str(reference.path), reference.config.to_toml())
+    cache = ClientCache()
+    assert cache.get(site, 0, limit=3).round == 3
+    assert cache.get(site, 0, limit=2).round == 2
+
+
+def test_killed_between_events_and_state_a_round_is_played_again(reference: RunFolder, tmp_path: Path) -> None:
+    """The window the commit point exists for: events of round 3 are written, its state is not."""
+    path = tmp_path / "run"
+
+    class Killed(BaseException):
+        pass
+
+    def stop_before_saving(server: Server, state: ServerState) -> None:
+        if state.round == 3:
+            raise Killed
+        save(server, state)
+
+    save = Server.save
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Server, "save", stop_before_saving)
+        with pytest.raises(Killed):
+            run(path, "engine.workers=2")
+    assert RunFolder.open(path).events()[-1]["round"] == 3
+    assert_same(everything(reference), everything(resume(RunFolder.open(path), lambda _: None)))
+
+
+def test_a_failed_final_evaluation_is_not_a_finished_run(tmp_path: Path) -> None:
+    """What fails at the very end must not throw away the training before it."""
+    path = tmp_path / "run"
+
+    def spoil(event: dict[str, Any]) -> None:
+        if event["event"] == "evaluating" and event["split"] == "test":
+            (path / "models").write_text("in the way")
+
+    with pytest.raises(RunError, match="could not be evaluated at the end"):
+        start(tiny("rounds=1", "evaluation.every=0"), path, spoil)
+    assert not RunFolder.open(path).finished
+    (path / "models").unlink()
+    assert resume(RunFolder.open(path), lambda _: None).finished
+
+
+def test_a_client_that_is_too_slow_is_left_out_and_its_work_is_stopped(tmp_path: Path) -> None:
+    nodes = [{"run-dir": "unused", "partition-id": 0}]
+    with InProcessGrid(nodes, workers=1, threads=1) as grid:
+        before = grid._workers[0].process.pid
+        message = grid.create_message(pack(settings={"config": ""}), "query", 2, "0")
+        (message_id,) = grid.push_messages([message])
+        grid.cancel({message_id})
+        assert grid._workers[0].process.pid != before
+        assert grid._workers[0].busy is None
+        assert not list(grid.pull_messages([message_id]))
+        reply = next(iter(grid.send_and_receive([grid.create_message(pack(), "query", 2, "0")], timeout=120)))
+        assert reply.has_error()  # the new worker answers: there is no run at that place
 
 
 def test_cifar10_runs_end_to_end(cifar10: Path, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_leave_one_out_sends_a_client_only_the_others() -> None:
     assert torch.allclose(sent @ sent.T, other @ other.T, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(15, 4), (16,), (16, 0), (16, 2, 2)])
+@pytest.mark.parametrize("shape", [(15, 4), (16,), (16, 0), (16, 2, 2), (16, 513)])
 def test_representations_of_another_rad_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ProtocolError, match="client-0 sent representations"):
         HeteroSSFL(config_with()).check(ServerState(0, ()), "client-0", Update(1, {"factor": torch.zeros(shape)}))
@@ -164,9 +164,23 @@ def test_a_step_aligns_on_rows_of_the_consensus() -> None:
     client = make_client(config)
     client.learner.eval()
     consensus = torch.randn(16, 5, generator=rng_for(1))
-    term = Alignment(client, consensus, mu=3.0)(client.learner, rng_for(2))
+    term = Alignment(client, consensus, mu=3.0)(client.learner, rng_for(2), 0)
     by_hand = alignment_distance(rad_representations(client), consensus, config.alignment)
     assert float(term.detach()) == pytest.approx(3 * float(by_hand), abs=1e-4)
+
+
+def test_the_term_can_be_added_once_per_epoch() -> None:
+    config = config_with("alignment.when=epoch")
+    client = make_client(config)
+    term = Alignment(client, torch.randn(16, 5, generator=rng_for(1)), mu=1.0)
+    assert [float(term(client.learner, rng_for(2), step).detach()) > 0 for step in range(3)] == [True, False, False]
+
+
+def test_a_client_that_diverges_is_an_error_and_not_a_saved_model() -> None:
+    client = make_client(config_with("optim.lr=1e30"))
+    with pytest.raises(FloatingPointError, match=r"client-0.*lower optim\.lr"):
+        train(client, 1)
+    assert client.round == 0
 
 
 def test_memory_compares_over_more_rows_without_repeating_any() -> None:
@@ -234,6 +248,13 @@ def test_the_target_network_stays_home_in_fedbyol() -> None:
     method = method_for(config)
     update = method.local_update(make_client(config), Broadcast(1))
     assert {key.partition(".")[0] for key in update.arrays} == {"encoder", "projector", "predictor"}
+
+
+def test_fedbyol_starts_every_target_from_the_global_model() -> None:
+    config = config_with("method=fedbyol", "ssl.ema=1.0")  # the target then stays where it starts
+    _, clients = play(method_for(config), config, rounds=1)
+    targets = [c.learner.target.state_dict() for c in clients if c.learner.target is not None]
+    assert all(torch.equal(targets[0][key], targets[1][key]) for key in targets[0] if key.endswith("weight"))
 
 
 def test_training_counts_the_rad_images_only_when_told_to() -> None:

@@ -91,6 +91,24 @@ def test_unrelated_features_look_aligned_to_the_biased_estimator_only() -> None:
     assert abs(factor_cka(a, b, debiased=True)) < 0.1
 
 
+@pytest.mark.parametrize("deviation", [0.1, 0.02])
+def test_debiased_cka_survives_a_large_common_mean_in_single_precision(deviation: float) -> None:
+    """Features after a ReLU share a large mean, and the estimator subtracts large terms."""
+    shared = features(128, 32, 0)
+    a, b = 1 + deviation * shared, 1 + deviation * (shared + features(128, 32, 1))
+    expected = float(factor_cka(a, b, debiased=True))
+    assert 0.3 < expected < 0.7
+    assert float(factor_cka(a.float(), b.float(), debiased=True)) == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_literal_formula_has_the_opposite_sign() -> None:
+    z, other = features(30, 4, 0), features(30, 6, 1)
+    literal = AlignmentConfig(distance="literal-cka")
+    assert float(alignment_distance(z, other, literal)) == pytest.approx(
+        1 - float(alignment_distance(z, other, LINEAR))
+    )
+
+
 @pytest.mark.parametrize("kernel", ["linear", "rbf", "polynomial"])
 @pytest.mark.parametrize("estimator", ["biased", "debiased"])
 @pytest.mark.parametrize("row_normalize", [True, False])
@@ -111,7 +129,7 @@ def test_distance_is_zero_for_itself_and_larger_for_others(distance: str, kernel
     config = AlignmentConfig(distance=distance, kernel=kernel, row_normalize=False)
     z = torch.nn.functional.normalize(features(30, 4, 0), dim=1)
     values, vectors = torch.linalg.eigh(gram(z, config))
-    factor = vectors * values.clamp_min(0).sqrt() if distance == "cka" else z
+    factor = vectors * values.clamp_min(0).sqrt() if distance == "cka" else z - z.mean(0)
     assert float(alignment_distance(z, factor, config)) == pytest.approx(0, abs=1e-6)
     assert float(alignment_distance(z.flip(0), factor, config)) > 0.05
 

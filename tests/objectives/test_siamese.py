@@ -17,6 +17,11 @@ def test_regression_loss_is_the_squared_distance_of_unit_vectors() -> None:
     assert float(regression_loss(p, t)) == pytest.approx(float((unit_p - unit_t).square().sum(1).mean()), abs=1e-5)
 
 
+def test_raw_outputs_can_be_compared_as_the_paper_prints_it() -> None:
+    p, t = torch.randn(10, 6), torch.randn(10, 6)
+    assert float(regression_loss(p, t, normalize=False)) == pytest.approx(float(((p - t) ** 2).sum() / 10), rel=1e-5)
+
+
 def test_opposite_vectors_cost_four_and_equal_ones_nothing() -> None:
     p = torch.randn(5, 3)
     assert float(regression_loss(p, 7 * p)) == pytest.approx(0, abs=1e-6)

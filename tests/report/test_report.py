@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hetero_ssfl.config import load_config
+from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.report import plots
 from hetero_ssfl.report.tables import Result, compare_rows, metric_names, results_table, spread
 from hetero_ssfl.runs import RunFolder
@@ -43,6 +44,25 @@ def test_the_difference_uses_only_equal_seeds(tmp_path: Path) -> None:
     a = make(tmp_path / "a", [10.0], "method=local", "seed=0")
     b = [make(tmp_path / f"b{s}", [20.0 + 50 * s], f"seed={s}") for s in (0, 1)]
     assert compare_rows([a, *b], "linear_all")[1]["difference_to_first"] == pytest.approx(10)
+
+
+def test_runs_with_other_settings_are_not_seeds_of_one_run(tmp_path: Path) -> None:
+    runs = [make(tmp_path / f"mu{mu}", [10.0 * mu], f"alignment.mu={mu}") for mu in (1, 4)]
+    rows = compare_rows(runs, "linear_all")
+    assert [row["mean"] for row in rows] == [10, 40]
+    assert rows[0]["run"] != rows[1]["run"]
+
+
+def test_naming_a_run_twice_is_an_error(tmp_path: Path) -> None:
+    run = make(tmp_path / "a", [10.0])
+    with pytest.raises(RunError, match="Name each run once"):
+        compare_rows([run, run], "linear_all")
+
+
+def test_a_picture_of_an_unknown_kind_is_one_sentence(tmp_path: Path) -> None:
+    figure, _ = plots.subplots(figsize=(2, 2))
+    with pytest.raises(ConfigError, match=r"\.png"):
+        plots.save(figure, tmp_path / "a.xyz")
 
 
 def test_spread_is_mean_and_sample_deviation() -> None:

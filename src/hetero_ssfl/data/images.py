@@ -71,8 +71,6 @@ def load_images(config: DataConfig, split: Split) -> Images:
         _fill_cache(entry, config, _open_rows(config, source, split), f"{config.source} ({split})")
         images = _read_cache(entry)
         assert images is not None
-    if images.skipped:
-        log.warning("%s (%s): %d bad images were skipped", config.source, split, images.skipped)
     return images
 
 
@@ -275,14 +273,14 @@ def _open_rows(config: DataConfig, source: Path | str, split: Split) -> _Rows:
             encoded = row[image]
             yield encoded and (encoded["bytes"] or encoded["path"]), row[label] if label else None
 
-    if names is None and label:
+    if label:
         odd = [k for k in table[label] if not isinstance(k, int) or k < 0]
         if odd:
             raise DataError(
                 f"column '{label}' of '{source}' holds {odd[0]!r}, expected class numbers from 0. "
                 "Number the classes, or name another column with data.label_column."
             )
-        names = [str(k) for k in range(max(table[label], default=-1) + 1)]
+        names = names or [str(k) for k in range(max(table[label], default=-1) + 1)]
     return _Rows(items, tuple(names or ()))
 
 
@@ -297,6 +295,12 @@ def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
         if (source / "dataset_info.json").exists() or (source / "dataset_dict.json").exists():
             loaded = datasets.load_from_disk(str(source))
             return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+        if source.suffix == ".arrow":
+            return {"train": datasets.Dataset.from_file(str(source))}
+        if source.is_file() and source.suffix != ".parquet":
+            raise DataError(
+                f"'{source}' is one file, expected a folder of images, .parquet or .arrow. Name its folder."
+            )
         tables = [source] if source.is_file() else sorted(source.rglob("*.parquet"))
         if tables:
             files: dict[str, list[str]] = {}

@@ -54,8 +54,13 @@ def assign_classes(n_classes: int, count: int, per_client: int | None, seed: int
             f"but there are {n_classes}. "
             f"Set partition.classes_per_client to at most {n_classes // count}."
         )
-    # Walking round a shuffled list gives every class to at least one client, and to nearly equal numbers.
-    return [[order[(k * wanted + i) % n_classes] for i in range(wanted)] for k in range(count)]
+    # Each client draws among the classes that fewest clients hold so far: random sets, and no class is left out.
+    rng, held, holders = rng_for(seed, "holders"), torch.zeros(n_classes), []
+    for _ in range(count):
+        drawn = (held + torch.rand(n_classes, generator=rng)).argsort()[:wanted]
+        held[drawn] += 1
+        holders.append(sorted(drawn.tolist()))
+    return holders
 
 
 def divide_by_class(labels: Tensor, holders: list[list[int]], rng: torch.Generator) -> list[Tensor]:

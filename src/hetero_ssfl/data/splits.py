@@ -1,4 +1,7 @@
-"""Who has which image: validation, the RAD and the clients' shares never overlap."""
+"""Who has which image: validation, the RAD and the clients' shares never overlap.
+
+Labels, where there are any, only serve the simulation here: they balance the three parts and divide clients by class.
+"""
 
 from dataclasses import dataclass
 

@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from ..config import Config
+from ..errors import RunError
 from ..evaluation import mutual_cka
 from ..methods import method_for
 from ..runs import RunFolder
@@ -37,10 +40,20 @@ def start(config: Config, run_dir: Path, listen: Listener) -> RunFolder:
     return resume(folder, listen)
 
 
+def start_or_resume(config: Config, run_dir: Path, listen: Listener) -> RunFolder:
+    """Start, or go on with, a run of exactly these settings."""
+    if not (run_dir / "config.toml").exists():
+        return start(config, run_dir, listen)
+    folder = RunFolder.open(run_dir)
+    if folder.config != config:
+        raise RunError(f"'{run_dir}' holds a run with other settings. Remove it or choose another folder.")
+    return resume(folder, listen)
+
+
 def resume(folder: RunFolder, listen: Listener) -> RunFolder:
     """Go on after the last finished round; a finished run is left as it is."""
     config = folder.config
-    with folder.lock():
+    with folder.lock(), torch_threads(config.engine.threads):
         if folder.finished:
             return folder
         nodes = [
@@ -58,11 +71,23 @@ def resume(folder: RunFolder, listen: Listener) -> RunFolder:
     return folder
 
 
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """The server's sums, too, must not depend on the machine's number of cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def reevaluate(folder: RunFolder, config: Config, split: str) -> Iterator[tuple[str, dict[str, float]]]:
     """Probe a run's models again, one client at a time, with other `[evaluation]` settings if wanted."""
     site = open_site(str(folder.path.resolve()), config.to_toml())
-    for number in range(config.clients.count):
-        yield client_name(number), evaluate(site, number, final_learner(site, number), split)
+    with torch_threads(config.engine.threads):
+        for number in range(config.clients.count):
+            yield client_name(number), evaluate(site, number, final_learner(site, number), split)
 
 
 def mutual_cka_of(folder: RunFolder, trained: bool) -> Tensor:

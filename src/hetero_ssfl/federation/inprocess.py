@@ -11,7 +11,8 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -90,6 +91,19 @@ def _die_with(parent_sentinel: int) -> None:
     os._exit(1)
 
 
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """A child inherits this while it imports, before it can say so itself. Only the main thread may change signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 # --- the server's side ------------------------------------------------------------------------------
 
 
@@ -137,7 +151,8 @@ class InProcessGrid(Grid):
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=work, args=(theirs, self._threads), daemon=True)
-        process.start()
+        with _interrupts_ignored():
+            process.start()
         theirs.close()
         return _Worker(process, ours)
 
@@ -182,6 +197,16 @@ class InProcessGrid(Grid):
                 missing.discard(reply.metadata.reply_to_message_id)
                 replies.append(reply)
         return replies
+
+    def cancel(self, message_ids: set[str]) -> None:
+        """Stop work whose answer nobody waits for any more; a busy worker is replaced."""
+        self._pending = [m for m in self._pending if m.metadata.message_id not in message_ids]
+        for number, worker in enumerate(self._workers):
+            if worker.busy is not None and worker.busy.metadata.message_id in message_ids:
+                worker.process.kill()
+                self._replace(number)
+        for message_id in message_ids:
+            self._replies.pop(message_id, None)
 
     # --- scheduling ---
 

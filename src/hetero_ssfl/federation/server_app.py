@@ -11,6 +11,7 @@ The state saved after a round is its commit point: a run killed anywhere goes on
 import logging
 import time
 from collections.abc import Callable, Mapping
+from statistics import stdev
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from flwr.serverapp import Grid
 from ..config import Config
 from ..errors import ProtocolError, RunError
 from ..methods import ClientId, Method, ServerState, Update, method_for
-from ..runs import RunFolder, load_tensors, save_tensors
+from ..runs import RunFolder, load_tensors, resume_command, save_tensors
 from ..seeding import rng_for
 from .records import Scalar, count_bytes, metrics_of, pack, pack_broadcast, read_update, settings_of
 
@@ -30,6 +31,7 @@ Event = dict[str, Any]
 Listener = Callable[[Event], None]
 
 COLLAPSED = 0.1  # feature spread: 1 is isotropic, 0 a single point
+POOR_RANK = 3.0  # effective rank of the consensus
 
 
 class Server:
@@ -47,7 +49,7 @@ class Server:
         self.folder.forget_events_after(state.round)
         self.listen({"event": "start", "round": max(0, state.round), "rounds": self.config.rounds, "clients": roster})
         if state.round <= 0 and self.config.evaluation.every and not self.folder.events():
-            self.record([self.evaluate(0, "validation")])
+            self.folder.append_events([self.evaluate(0, "validation")])
         if state.round < 0:
             state = self.play(state, roster)
         while state.round < self.config.rounds:
@@ -80,13 +82,13 @@ class Server:
             raise RunError(
                 f"round {number} got {len(updates)} usable replies, expected at least {needed}. First reason: "
                 f"{next((e['excluded'] for e in events if 'excluded' in e), 'none')} "
-                f"Mend it and continue with: hetero-ssfl run --resume {self.folder.path}"
+                f"Mend it and continue with: {resume_command(self.folder.path)}"
             )
         state = self.method.aggregate(state, updates)
         if number > 0 and self.due(number):
             events.append(self.evaluate(number, "validation"))
         events.append(self.summary(state, updates, time.perf_counter() - started))
-        self.record(events)
+        self.folder.append_events(events)
         self.save(state)
         self.listen(events[-1])
         return state
@@ -118,8 +120,10 @@ class Server:
                 about = settings_of(reply.content)
                 self.nodes[str(about["name"])] = node
                 facts.append({"event": "joined", **about})
-            if len(self.nodes) < expected and time.monotonic() > deadline:
-                raise RunError(f"only {len(self.nodes)} of {expected} clients answered in time. Start the others.")
+            if len(self.nodes) < expected:
+                if time.monotonic() > deadline:
+                    raise RunError(f"only {len(self.nodes)} of {expected} clients answered in time. Start the others.")
+                time.sleep(0.1)
         for fact in sorted(facts, key=lambda f: str(f["name"])):
             self.listen(fact)
         return tuple(sorted(self.nodes))
@@ -147,7 +151,8 @@ class Server:
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
                     replies[node] = reply
-                    self.listen({"event": "reply", "node": node, "left": len(waiting)})
+        if waiting and hasattr(self.grid, "cancel"):  # too late now: our own engine can stop the work as well
+            self.grid.cancel(set(waiting))
         return replies
 
     def accept(self, state: ServerState, name: ClientId, reply: Message | None) -> Update:
@@ -181,21 +186,30 @@ class Server:
     def summary(self, state: ServerState, updates: Mapping[ClientId, Update], seconds: float) -> Event:
         means = _means({name: dict(update.metrics) for name, update in updates.items()})
         event = {"event": "round", "round": state.round, "replies": len(updates), "seconds": round(seconds, 3)}
-        return {**event, **means, **self.method.metrics(state)}
-
-    def record(self, events: list[Event]) -> None:
-        self.folder.append_events(events)
+        figures = self.method.metrics(state)
+        rank = figures.get("consensus_effective_rank", float("inf"))
+        if rank < POOR_RANK:
+            text = f"the clients agree on {rank:.1f} directions only, which teaches little: see docs/alignment.md"
+            self.listen({"event": "warning", "round": state.round, "text": text})
+        return {**event, **means, **figures}
 
     def finish(self, state: ServerState) -> None:
-        """The test images are looked at here and nowhere else."""
+        """During a run the test images are looked at here and nowhere else."""
         final = self.evaluate(state.round, "test", export=True)
         untrained = self.evaluate(0, "test") if self.config.evaluation.untrained else None
+        missing = [name for event in (final, untrained) if event for name in self.nodes if name not in event["clients"]]
+        if missing:
+            raise RunError(
+                f"{', '.join(sorted(set(missing)))} could not be evaluated at the end; all training is kept. "
+                f"Mend the reason above and continue with: {resume_command(self.folder.path)}"
+            )
         results = {
             "method": self.config.method,
             "round": state.round,
             "seed": self.config.seed,
             "clients": final["clients"],
             "mean": final["mean"],
+            "sd_over_clients": _deviations(final["clients"]),
             "untrained": untrained["clients"] if untrained else {},
         }
         self.folder.write_json("results.json", results)
@@ -230,6 +244,13 @@ class Server:
 def _error_text(reply: Message) -> str:
     reason = (reply.error.reason or "no reason given").strip().splitlines()[-1]
     return f"{reason} (Flower error {reply.error.code})"
+
+
+def _deviations(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Sample standard deviation over clients of each figure."""
+    keys = sorted({key for values in scores.values() for key in values})
+    columns = {key: [v[key] for v in scores.values() if key in v] for key in keys}
+    return {key: stdev(column) for key, column in columns.items() if len(column) > 1}
 
 
 def _means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

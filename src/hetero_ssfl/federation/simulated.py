@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .. import __version__
 from ..config import Config, parse_config
 from ..data import Images, digest, load_images, load_rad, split_training_images
-from ..errors import ProtocolError
+from ..errors import ConfigError, ProtocolError
 from ..evaluation import Labeled, extract_features, few_labels, probe
 from ..models import Learner, build_learner, count_parameters
 from ..runs import RunFolder, load_tensors, save_tensors
@@ -23,7 +24,8 @@ from ..training import Client
 
 
 def client_name(number: int) -> str:
-    return f"client-{number:03d}"
+    """Sorting by name is sorting by number, up to a million clients."""
+    return f"client-{number:03d}" if number < 1000 else f"client-x{number:06d}"
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,32 @@ class Setup:
 
 def set_up(config: Config) -> Setup:
     """Divide the images and try every model once. Raises ConfigError or DataError with a remedy."""
-    train = load_images(config.data, "train")
+    train, test = load_images(config.data, "train"), load_images(config.data, "test")
     split = split_training_images(config, train)
     rad = load_rad(config, train, split)
+    _check_device(config.engine.device)
     for model in {config.model_of(k) for k in range(config.clients.count)}:
         build_learner(model, config.ssl, *train.pixels.shape[1:3], config.seed)
     shares = {client_name(k): share for k, share in enumerate(split.clients)}
-    facts: dict[str, object] = {"rad_digest": digest(rad), "classes": train.classes, "skipped_images": train.skipped}
+    facts: dict[str, object] = {
+        "rad_digest": digest(rad),
+        "classes": train.classes,
+        "skipped_images": train.skipped + test.skipped,
+    }
     if train.labels is not None:
         facts["holdings"] = {
             name: torch.bincount(train.labels[share], minlength=len(train.classes)).tolist()
             for name, share in shares.items()
         }
     return Setup({"validation": split.validation, "rad": split.rad, **shares}, rad, facts)
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.zeros((), device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"engine.device = '{name}' cannot be used: {reason}. Set engine.device = 'cpu'.") from None
 
 
 @dataclass(frozen=True)
@@ -74,6 +89,13 @@ class Site:
         """The client's networks before any training: each client has a beginning of its own."""
         model, config = self.config.model_of(number), self.config
         return build_learner(model, config.ssl, *self.shape(), config.seed, "init", number).to(config.engine.device)
+
+    def learner(self, number: int, round_number: int) -> Learner:
+        """The client's networks as saved after a round; 0 is before any."""
+        learner = self.untrained(number)
+        if round_number:
+            learner.load_state_dict(self.folder.load_client(client_name(number), round_number))
+        return learner
 
     def pool(self) -> Tensor:
         """All clients' training images: the probe's training set."""
@@ -106,9 +128,7 @@ class ClientCache:
         newest = site.folder.newest_client_round(name, limit)
         client = self._kept.pop(key, None)
         if client is None or client.round != newest or client.config != site.config:
-            learner = site.untrained(number)
-            if newest:
-                learner.load_state_dict(site.folder.load_client(name, newest))
+            learner = site.learner(number, newest)
             client = Client(name, site.config, learner, site.train.pixels[site.rows[name]], site.rad, newest)
         self._kept[key] = client
         self._shrink(site.config.engine.memory_mb * 2**20)
@@ -141,10 +161,12 @@ def evaluate(site: Site, number: int, learner: Learner, split: str) -> dict[str,
     encoder = learner.encoder
     fit = Labeled(extract_features(encoder, train.pixels[pool]), train.labels[pool])
     test = Labeled(extract_features(encoder, held_out.pixels), held_out.labels)
-    own = train.labels[site.rows[client_name(number)]].unique()
     results = {f"{name}_all": value for name, value in probe(fit, test, config.evaluation, config.seed).items()}
-    own_results = probe(fit.only(own), test.only(own), config.evaluation, config.seed)
-    return {**results, **{f"{name}_own": value for name, value in own_results.items()}}
+    own = train.labels[site.rows[client_name(number)]].unique()
+    if len(own) > 1 and len(test.only(own).y):  # one class alone is always right
+        scores = probe(fit.only(own), test.only(own), config.evaluation, config.seed)
+        results |= {f"{name}_own": value for name, value in scores.items()}
+    return results
 
 
 def export_model(site: Site, number: int, client: Client) -> None:
@@ -161,6 +183,7 @@ def export_model(site: Site, number: int, client: Client) -> None:
         "round": client.round,
         "seed": site.config.seed,
         "rad_digest": digest(site.rad),
+        "hetero_ssfl": __version__,
     }
     save_tensors(site.folder.path / "models" / name / "encoder.safetensors", encoder.state_dict(), card)
     site.folder.write_json(f"models/{name}/card.json", card)
@@ -168,11 +191,7 @@ def export_model(site: Site, number: int, client: Client) -> None:
 
 def final_learner(site: Site, number: int) -> Learner:
     """The client's networks as they are after its last round."""
-    learner, name = site.untrained(number), client_name(number)
-    newest = site.folder.newest_client_round(name, site.config.rounds)
-    if newest:
-        learner.load_state_dict(site.folder.load_client(name, newest))
-    return learner
+    return site.learner(number, site.folder.newest_client_round(client_name(number), site.config.rounds))
 
 
 def rad_features(site: Site, trained: bool) -> list[Tensor]:

@@ -30,6 +30,8 @@ class FedBYOL(Method):
     def local_update(self, client: Client, down: Broadcast) -> Update:
         if down.arrays:
             client.learner.load_state_dict({**client.learner.state_dict(), **down.arrays})
+            if client.round == 0 and client.learner.target is not None:  # a target of another beginning teaches noise
+                client.learner.target.load_state_dict(client.learner.online.state_dict())
         metrics = train(client, down.round) if down.round > 0 else {}
         return Update(len(client.pixels), shared_weights(client.learner), metrics)
 

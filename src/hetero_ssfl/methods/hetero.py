@@ -3,7 +3,8 @@
 2. client k minimises L_ssl + mu * distance(K_k, K_mean) on its own images and the RAD;
 3. client k returns a factor of its kernel on the RAD; weights and images stay home.
 
-A client that was not selected has not changed, so its last factor is still exact: nobody is asked again.
+A client that was not selected has not changed, so its last factor is still exact: nobody is asked again. (After a reply
+that was lost or refused, the last good one stands in.)
 """
 
 from collections import deque
@@ -50,11 +51,14 @@ class HeteroSSFL(Method):
         super().check(state, client, update)
         factor, rows = update.arrays.get("factor"), self.config.rad.size
         shape = None if factor is None else tuple(factor.shape)
-        if shape is None or len(shape) != 2 or shape[0] != rows or shape[1] < 1:
+        limit = self.config.alignment.rank
+        if factor is None or len(factor.shape) != 2 or len(factor) != rows or not 1 <= factor.shape[1] <= limit:
             raise ProtocolError(
-                f"{client} sent representations of shape {shape}, expected ({rows}, any width): "
+                f"{client} sent representations of shape {shape}, expected ({rows}, at most {limit}): "
                 "it may hold another RAD."
             )
+        if not factor.is_floating_point():
+            raise ProtocolError(f"{client} sent representations of type {factor.dtype}, expected floating point.")
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
         kept = {**state.clients, **{name: {"factor": u.arrays["factor"]} for name, u in updates.items()}}
@@ -86,7 +90,7 @@ class HeteroSSFL(Method):
 
 
 class Alignment:
-    """mu * distance(K_k, K_mean) on a fresh batch of RAD images at each step."""
+    """mu * distance(K_k, K_mean) on a fresh batch of RAD images, at each step or once per epoch."""
 
     def __init__(self, client: Client, consensus: Tensor, mu: float) -> None:
         self.config, self.mu = client.config, mu
@@ -95,8 +99,10 @@ class Alignment:
         self.batch = min(batch, len(self.rad)) if batch else len(self.rad)
         self.memory: deque[tuple[Tensor, Tensor]] = deque()  # rows and their representations, oldest first
 
-    def __call__(self, learner: Learner, rng: Generator) -> Tensor:
+    def __call__(self, learner: Learner, rng: Generator, step: int) -> Tensor:
         alignment = self.config.alignment
+        if alignment.when == "epoch" and step > 0:
+            return torch.zeros(())
         rows = torch.randperm(len(self.rad), generator=rng)[: self.batch]
         pixels = self.rad[rows].to(self.consensus.device)
         images = random_view(pixels, self.config.views, rng) if alignment.augment_rad else to_input(pixels)

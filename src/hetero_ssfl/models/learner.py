@@ -27,7 +27,7 @@ class Learner(nn.Module):
         self.encoder = encoder
         self.projector = mlp(width, hidden, outputs)
         self.predictor = mlp(outputs, model.predictor or ssl.predictor, outputs)
-        self.ema = ssl.ema
+        self.ema, self.normalize = ssl.ema, ssl.normalize
         self.target: nn.Module | None = None
         if ssl.kind == "byol":
             self.target = copy.deepcopy(self.online)

@@ -75,11 +75,11 @@ def inner_product(a: Tensor, b: Tensor) -> Tensor:
 def factor_cka(a: Tensor, b: Tensor, center: bool = True, debiased: bool = False) -> Tensor:
     """CKA of the kernels A A^T and B B^T from their factors."""
     a, b = at_least_float32(a), at_least_float32(b)
+    if center or debiased:  # the debiased estimator ignores the mean, but float32 does not: it cancels large terms
+        a, b = a - a.mean(0), b - b.mean(0)
     if debiased:
         scale = (_factor_hsic(a, a) * _factor_hsic(b, b)).clamp_min(EPS**2).sqrt()
         return _factor_hsic(a, b) / scale
-    if center:
-        a, b = a - a.mean(0), b - b.mean(0)
     scale = (inner_product(a, a) * inner_product(b, b)).clamp_min(EPS**2).sqrt()
     return inner_product(a, b) / scale
 
@@ -103,14 +103,19 @@ def alignment_distance(live: Tensor, consensus: Tensor, config: AlignmentConfig)
         if config.row_normalize:
             live = F.normalize(live, dim=1)
         if config.distance == "relational-kl":
-            return relational_kl(live, consensus, config.temperature)
-        debiased = config.estimator == "debiased"
-        if config.kernel == "linear":
-            return 1 - factor_cka(live, consensus, config.center, debiased)
-        k, mean = gram(live, config), consensus @ consensus.T
-        if debiased:
-            return 1 - cka_debiased(k, mean)
-        return 1 - (cka(centre(k), centre(mean)) if config.center else cka(k, mean))
+            return relational_kl(live - live.mean(0) if config.center else live, consensus, config.temperature)
+        similarity = _similarity(live, consensus, config)
+        return similarity if config.distance == "literal-cka" else 1 - similarity
+
+
+def _similarity(live: Tensor, consensus: Tensor, config: AlignmentConfig) -> Tensor:
+    debiased = config.estimator == "debiased"
+    if config.kernel == "linear":
+        return factor_cka(live, consensus, config.center, debiased)
+    k, mean = gram(live, config), consensus @ consensus.T
+    if config.center or debiased:
+        k, mean = centre(k), centre(mean)
+    return cka_debiased(k, mean) if debiased else cka(k, mean)
 
 
 def relational_kl(live: Tensor, consensus: Tensor, temperature: float) -> Tensor:

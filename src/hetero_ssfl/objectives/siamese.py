@@ -7,8 +7,10 @@ from ..models import Learner
 from .alignment import at_least_float32
 
 
-def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
-    """Squared distance of l2-normalised vectors, 2 - 2 cos, averaged over the batch."""
+def regression_loss(prediction: Tensor, target: Tensor, normalize: bool = True) -> Tensor:
+    """Squared distance of l2-normalised vectors, 2 - 2 cos, averaged over the batch; or of raw ones."""
+    if not normalize:
+        return (at_least_float32(prediction) - at_least_float32(target.detach())).square().sum(1).mean()
     return 2 - 2 * F.cosine_similarity(at_least_float32(prediction), at_least_float32(target.detach()), dim=1).mean()
 
 
@@ -19,8 +21,8 @@ def siamese_loss(learner: Learner, view_1: Tensor, view_2: Tensor) -> tuple[Tens
     """
     z_1, z_2 = (learner.represent(view, "projector") for view in (view_1, view_2))
     t_1, t_2 = learner.targets(view_1), learner.targets(view_2)
-    loss = regression_loss(learner.predictor(z_1), z_2 if t_2 is None else t_2)
-    loss = loss + regression_loss(learner.predictor(z_2), z_1 if t_1 is None else t_1)
+    loss = regression_loss(learner.predictor(z_1), z_2 if t_2 is None else t_2, learner.normalize)
+    loss = loss + regression_loss(learner.predictor(z_2), z_1 if t_1 is None else t_1, learner.normalize)
     return loss, z_1
 
 

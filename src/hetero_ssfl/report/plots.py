@@ -1,5 +1,6 @@
 """Pictures of a run. Each function draws on an axis it is given, so that a page can be put together freely."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..errors import ConfigError
 from ..runs import write_atomically
 
 BLUE, ORANGE, GREY = "#2a6f97", "#d1602a", "#8a8a8a"
@@ -78,9 +80,11 @@ def comparison(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a picture whole or not at all."""
-    import io
-
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lstrip(".") or "png", dpi=150, bbox_inches="tight")
-    plt.close(figure)
+    try:
+        figure.savefig(buffer, format=path.suffix.lstrip(".") or "png", dpi=150, bbox_inches="tight")
+    except ValueError as error:
+        raise ConfigError(f"cannot draw into '{path}': {error}. Let the name end in .png, .svg or .pdf.") from None
+    finally:
+        plt.close(figure)
     write_atomically(path, buffer.getvalue())

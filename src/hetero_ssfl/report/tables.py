@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from ..config import Config
+from ..config import Config, EngineConfig
+from ..errors import RunError
 from ..runs import RunFolder
 
 
@@ -26,9 +27,13 @@ class Result:
 
     @property
     def label(self) -> str:
-        """The run's name and method, without its seed: runs that share it are repetitions."""
         extra = " + RAD images" if self.config.rad.in_ssl else ""
         return f"{self.config.name} / {self.config.method}{extra}"
+
+    @property
+    def settings(self) -> Config:
+        """What makes runs repetitions of one another: everything but the seed and where they ran."""
+        return self.config.model_copy(update={"seed": 0, "engine": EngineConfig()})
 
     def score(self, client: str, metric: str) -> float | None:
         value: float | None = self.results["clients"].get(client, {}).get(metric)
@@ -72,12 +77,21 @@ def results_table(result: Result) -> Table:
 
 
 def compare_rows(results: list[Result], metric: str) -> list[dict[str, Any]]:
-    """Runs grouped by label: mean over clients of each seed, then mean and deviation over seeds."""
-    groups: dict[str, list[Result]] = defaultdict(list)
+    """Runs grouped by equal settings: mean over clients of each seed, then mean and deviation over seeds."""
+    groups: dict[Config, list[Result]] = defaultdict(list)
     for result in results:
-        groups[result.label].append(result)
+        if any(result.config.seed == other.config.seed for other in groups[result.settings]):
+            raise RunError(
+                f"'{result.folder.path}' repeats a run that is named already (settings and seed are equal). "
+                "Name each run once."
+            )
+        groups[result.settings].append(result)
+    labels = [members[0].label for members in groups.values()]
     rows: list[dict[str, Any]] = []
-    for label, members in groups.items():
+    for members in groups.values():
+        label = members[0].label
+        if labels.count(label) > 1:  # same name and method, other settings: the folder tells them apart
+            label += f" ({members[0].folder.path.name})"
         per_seed = {r.config.seed: mean(r.scores(metric)) for r in members if r.scores(metric)}
         values = list(per_seed.values())
         rows.append(
