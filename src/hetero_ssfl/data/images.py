@@ -1,7 +1,7 @@
 """Images in memory: decoded once, kept as uint8, memory-mapped from a checksummed cache.
 
-A data set is a name we know, a local path or a hub id. Decoding (PNG, JPEG) happens the first time only;
-every worker process then maps the same file, so ten processes share one copy in memory.
+Decoding (PNG, JPEG) happens the first time only; every worker process then maps the same file, so ten processes share
+one copy in memory.
 """
 
 import hashlib
@@ -9,10 +9,9 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,20 +19,10 @@ from torch import Tensor
 
 from ..config import DataConfig
 from ..errors import DataError
-from ..seeding import rng_for
+from .sources import Rows, Split, fixed_fifth, locate, open_rows
 
 log = logging.getLogger(__name__)
 
-Split = Literal["train", "test"]
-
-HUB_IDS = {
-    "cifar10": "uoft-cs/cifar10",
-    "cifar100": "uoft-cs/cifar100",
-    "tiny-imagenet": "zh-plus/tiny-imagenet",
-}
-IMAGE_COLUMNS = ("image", "img")
-LABEL_COLUMNS = ("label", "fine_label")
-TEST_SPLITS = ("test", "valid", "validation")
 FORMAT = 2  # raise when the cache's content changes for the same source
 
 
@@ -64,11 +53,11 @@ def load_images(config: DataConfig, split: Split) -> Images:
     """The whole split as `Images`, from the cache where possible."""
     if config.source == "digits":
         return _digits(config, split)
-    source = _locate(config.source)
+    source = locate(config.source)
     entry = _cache_folder() / _cache_key(config, source, split)
     images = _read_cache(entry)
     if images is None:
-        _fill_cache(entry, config, _open_rows(config, source, split), f"{config.source} ({split})")
+        _fill_cache(entry, config, open_rows(config, source, split), f"{config.source} ({split})")
         images = _read_cache(entry)
         assert images is not None
     return images
@@ -87,33 +76,7 @@ def _digits(config: DataConfig, split: Split) -> Images:
     if config.channels == 3:
         pixels = pixels.expand(-1, 3, -1, -1).contiguous()
     everything = Images(pixels, torch.from_numpy(bunch.target).long(), tuple("0123456789"))
-    return everything.subset(_fifth(len(everything), split))
-
-
-def _fifth(count: int, split: str) -> Tensor:
-    """The rows of a split where the source has no test split of its own. The same for every seed."""
-    order = torch.randperm(count, generator=rng_for(0, "test split"))
-    is_test = torch.zeros(count, dtype=torch.bool)
-    is_test[order[::5]] = True
-    return torch.nonzero(is_test if split == "test" else ~is_test).flatten()
-
-
-def _locate(source: str) -> Path | str:
-    """A local path if there is one (short names under HETERO_SSFL_DATA first), else a hub id."""
-    folder = os.environ.get("HETERO_SSFL_DATA")
-    if source in HUB_IDS:
-        local = Path(folder, source) if folder else None
-        return local if local and local.is_dir() else HUB_IDS[source]
-    path = Path(source).expanduser()
-    if path.exists():
-        return path
-    parts = source.split("/")
-    if len(parts) == 2 and all(parts) and not source.startswith((".", "~")):
-        return source
-    raise DataError(
-        f"no data at '{source}', expected digits, {', '.join(HUB_IDS)}, a local file or folder, "
-        "or a hub id such as owner/name. Check the path."
-    )
+    return everything.subset(fixed_fifth(len(everything), split))
 
 
 def _cache_folder() -> Path:
@@ -153,7 +116,7 @@ def _checksum(pixels: np.ndarray, labels: list[int] | None) -> str:
     return sha.hexdigest()
 
 
-def _fill_cache(entry: Path, config: DataConfig, rows: "_Rows", what: str) -> None:
+def _fill_cache(entry: Path, config: DataConfig, rows: Rows, what: str) -> None:
     pixels, labels, skipped = _decode(config, rows, what)
     card = {
         "source": config.source,
@@ -176,7 +139,7 @@ def _fill_cache(entry: Path, config: DataConfig, rows: "_Rows", what: str) -> No
         ) from None
 
 
-def _decode(config: DataConfig, rows: "_Rows", what: str) -> tuple[np.ndarray, list[int] | None, int]:
+def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list[int] | None, int]:
     """All images as one uint8 array. A bad image is an error, or is counted and left out."""
     kept: list[np.ndarray] = []
     labels: list[int] = []
@@ -229,96 +192,3 @@ def _to_array(encoded: Any, side: int | None, channels: int | None) -> tuple[np.
             picture = ImageOps.fit(picture, (side, side), Image.Resampling.BICUBIC)
         array = np.asarray(picture, dtype=np.uint8)
     return np.ascontiguousarray(array[None] if channels == 1 else array.transpose(2, 0, 1)), channels
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Encoded images (bytes or a path) with their labels, before decoding."""
-
-    items: Callable[[], Iterable[tuple[Any, int | None]]]
-    classes: tuple[str, ...]
-
-
-def _open_rows(config: DataConfig, source: Path | str, split: Split) -> _Rows:
-    """Read a split through the `datasets` library; without a test split, a fixed fifth is kept for it."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    splits = _splits(datasets, source)
-    train = splits.get("train", next(iter(splits.values())))
-    test = next((splits[name] for name in TEST_SPLITS if name in splits), None)
-    if test is None:
-        train, test = (train.select(_fifth(len(train), part).tolist()) for part in ("train", "test"))
-    table = train if split == "train" else test
-    image = _column(table, config.image_column, IMAGE_COLUMNS)
-    label = _column(table, config.label_column, LABEL_COLUMNS)
-    if image is None or (config.label_column and label is None):
-        image_names = [config.image_column] if config.image_column else IMAGE_COLUMNS
-        what, expected = ("label", [config.label_column]) if image else ("image", image_names)
-        raise DataError(
-            f"'{source}' has no {what} column among {table.column_names}, expected {' or '.join(map(str, expected))}. "
-            f"Name it with data.{what}_column."
-        )
-    try:
-        table = table.cast_column(image, datasets.Image(decode=False))
-    except Exception:  # Arrow has a kind of its own for each type
-        raise DataError(
-            f"column '{image}' of '{source}' holds {table.features[image]}, expected images. "
-            "Name another with data.image_column."
-        ) from None
-    names = getattr(table.features[label], "names", None) if label else None
-
-    def items() -> Iterator[tuple[Any, int | None]]:
-        for row in table:
-            encoded = row[image]
-            yield encoded and (encoded["bytes"] or encoded["path"]), row[label] if label else None
-
-    if label:
-        odd = [k for k in table[label] if not isinstance(k, int) or k < 0]
-        if odd:
-            raise DataError(
-                f"column '{label}' of '{source}' holds {odd[0]!r}, expected class numbers from 0. "
-                "Number the classes, or name another column with data.label_column."
-            )
-        names = names or [str(k) for k in range(max(table[label], default=-1) + 1)]
-    return _Rows(items, tuple(names or ()))
-
-
-def _column(table: Any, named: str | None, usual: tuple[str, ...]) -> str | None:
-    return next((name for name in ([named] if named else usual) if name in table.column_names), None)
-
-
-def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
-    try:
-        if isinstance(source, str):
-            return dict(datasets.load_dataset(source))
-        if (source / "dataset_info.json").exists() or (source / "dataset_dict.json").exists():
-            loaded = datasets.load_from_disk(str(source))
-            return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
-        if source.suffix == ".arrow":
-            return {"train": datasets.Dataset.from_file(str(source))}
-        if source.is_file() and source.suffix != ".parquet":
-            raise DataError(
-                f"'{source}' is one file, expected a folder of images, .parquet or .arrow. Name its folder."
-            )
-        tables = [source] if source.is_file() else sorted(source.rglob("*.parquet"))
-        if tables:
-            files: dict[str, list[str]] = {}
-            for table in tables:
-                files.setdefault(_split_of(table.stem), []).append(str(table))
-            return dict(datasets.load_dataset("parquet", data_files=files))
-        if not any(source.iterdir()):
-            raise DataError(f"'{source}' is empty, expected images. Put them there or correct data.source.")
-        return dict(datasets.load_dataset("imagefolder", data_dir=str(source)))
-    except DataError:
-        raise
-    except Exception as error:  # the library raises many kinds; each means that this source is unusable
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise DataError(
-            f"cannot load '{source}': {reason}. Check the name and that it holds images; "
-            "a hub id needs a network connection the first time."
-        ) from None
-
-
-def _split_of(stem: str) -> str:
-    return next((name for name in ("train", *TEST_SPLITS) if stem.startswith(name)), "train")

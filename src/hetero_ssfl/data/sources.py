@@ -1,0 +1,144 @@
+"""Where images come from: a name we know, a local folder or table, a hub id; encoded, with labels if there are any."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..config import DataConfig
+from ..errors import DataError
+from ..seeding import rng_for
+
+Split = Literal["train", "test"]
+
+HUB_IDS = {
+    "cifar10": "uoft-cs/cifar10",
+    "cifar100": "uoft-cs/cifar100",
+    "tiny-imagenet": "zh-plus/tiny-imagenet",
+}
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMNS = ("label", "fine_label")
+TEST_SPLITS = ("test", "valid", "validation")
+
+
+def fixed_fifth(count: int, split: str) -> Tensor:
+    """The rows of a split where the source has no test split of its own. The same for every seed."""
+    order = torch.randperm(count, generator=rng_for(0, "test split"))
+    is_test = torch.zeros(count, dtype=torch.bool)
+    is_test[order[::5]] = True
+    return torch.nonzero(is_test if split == "test" else ~is_test).flatten()
+
+
+def locate(source: str) -> Path | str:
+    """A local path if there is one (short names under HETERO_SSFL_DATA first), else a hub id."""
+    folder = os.environ.get("HETERO_SSFL_DATA")
+    if source in HUB_IDS:
+        local = Path(folder, source) if folder else None
+        return local if local and local.is_dir() else HUB_IDS[source]
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    parts = source.split("/")
+    if len(parts) == 2 and all(parts) and not source.startswith((".", "~")):
+        return source
+    raise DataError(
+        f"no data at '{source}', expected digits, {', '.join(HUB_IDS)}, a local file or folder, "
+        "or a hub id such as owner/name. Check the path."
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Encoded images (bytes or a path) with their labels, before decoding."""
+
+    items: Callable[[], Iterable[tuple[Any, int | None]]]
+    classes: tuple[str, ...]
+
+
+def open_rows(config: DataConfig, source: Path | str, split: Split) -> Rows:
+    """Read a split through the `datasets` library; without a test split, a fixed fifth is kept for it."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    splits = _splits(datasets, source)
+    train = splits.get("train", next(iter(splits.values())))
+    test = next((splits[name] for name in TEST_SPLITS if name in splits), None)
+    if test is None:
+        train, test = (train.select(fixed_fifth(len(train), part).tolist()) for part in ("train", "test"))
+    table = train if split == "train" else test
+    image = _column(table, config.image_column, IMAGE_COLUMNS)
+    label = _column(table, config.label_column, LABEL_COLUMNS)
+    if image is None or (config.label_column and label is None):
+        image_names = [config.image_column] if config.image_column else IMAGE_COLUMNS
+        what, expected = ("label", [config.label_column]) if image else ("image", image_names)
+        raise DataError(
+            f"'{source}' has no {what} column among {table.column_names}, expected {' or '.join(map(str, expected))}. "
+            f"Name it with data.{what}_column."
+        )
+    try:
+        table = table.cast_column(image, datasets.Image(decode=False))
+    except Exception:  # Arrow has a kind of its own for each type
+        raise DataError(
+            f"column '{image}' of '{source}' holds {table.features[image]}, expected images. "
+            "Name another with data.image_column."
+        ) from None
+    names = getattr(table.features[label], "names", None) if label else None
+
+    def items() -> Iterator[tuple[Any, int | None]]:
+        for row in table:
+            encoded = row[image]
+            yield encoded and (encoded["bytes"] or encoded["path"]), row[label] if label else None
+
+    if label:
+        odd = [k for k in table[label] if not isinstance(k, int) or k < 0]
+        if odd:
+            raise DataError(
+                f"column '{label}' of '{source}' holds {odd[0]!r}, expected class numbers from 0. "
+                "Number the classes, or name another column with data.label_column."
+            )
+        names = names or [str(k) for k in range(max(table[label], default=-1) + 1)]
+    return Rows(items, tuple(names or ()))
+
+
+def _column(table: Any, named: str | None, usual: tuple[str, ...]) -> str | None:
+    return next((name for name in ([named] if named else usual) if name in table.column_names), None)
+
+
+def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
+    try:
+        if isinstance(source, str):
+            return dict(datasets.load_dataset(source))
+        if (source / "dataset_info.json").exists() or (source / "dataset_dict.json").exists():
+            loaded = datasets.load_from_disk(str(source))
+            return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+        if source.suffix == ".arrow":
+            return {"train": datasets.Dataset.from_file(str(source))}
+        if source.is_file() and source.suffix != ".parquet":
+            raise DataError(
+                f"'{source}' is one file, expected a folder of images, .parquet or .arrow. Name its folder."
+            )
+        tables = [source] if source.is_file() else sorted(source.rglob("*.parquet"))
+        if tables:
+            files: dict[str, list[str]] = {}
+            for table in tables:
+                files.setdefault(_split_of(table.stem), []).append(str(table))
+            return dict(datasets.load_dataset("parquet", data_files=files))
+        if not any(source.iterdir()):
+            raise DataError(f"'{source}' is empty, expected images. Put them there or correct data.source.")
+        return dict(datasets.load_dataset("imagefolder", data_dir=str(source)))
+    except DataError:
+        raise
+    except Exception as error:  # the library raises many kinds; each means that this source is unusable
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise DataError(
+            f"cannot load '{source}': {reason}. Check the name and that it holds images; "
+            "a hub id needs a network connection the first time."
+        ) from None
+
+
+def _split_of(stem: str) -> str:
+    return next((name for name in ("train", *TEST_SPLITS) if stem.startswith(name)), "train")

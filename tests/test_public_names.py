@@ -1,0 +1,17 @@
+import subprocess
+import sys
+
+import pytest
+
+import hetero_ssfl
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(hetero_ssfl, name) is not None for name in hetero_ssfl.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        hetero_ssfl.nothing  # noqa: B018
+
+
+def test_importing_the_package_loads_no_torch() -> None:
+    code = "import sys, hetero_ssfl, hetero_ssfl.cli; print('torch' in sys.modules, 'flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["False"] * 2
