@@ -189,6 +189,19 @@ class AlignmentConfig(Section):
     wire: Literal["float32", "float16"] = "float32"
 
 
+class AveragingConfig(Section):
+    """What FedU and FedEMA add to averaging. Both compare online encoders, projectors included."""
+
+    threshold: PositiveFloat = 0.4
+    """FedU: a client whose encoder diverges less takes the global predictor (0.4 CIFAR-10, 0.6 CIFAR-100)."""
+    tau: Share = 0.7
+    """FedEMA: the share of its own networks a client keeps at the divergence of its first round."""
+    norm: Literal["euclidean", "layer-mean"] = "euclidean"
+    """Of the difference of all parameters, or averaged over layers as in FedU's and FedEMA's published code."""
+    divergence: Literal["global", "training"] = "global"
+    """FedU: global against local encoder (the paper), or before against after the last training (the code)."""
+
+
 class EvaluationConfig(Section):
     every: NonNegativeInt = 0
     """Probe on the validation images every so many rounds (also before the first); 0 for never."""
@@ -235,6 +248,7 @@ class Config(Section):
     optim: OptimConfig = OptimConfig()
     views: ViewsConfig = ViewsConfig()
     alignment: AlignmentConfig = AlignmentConfig()
+    averaging: AveragingConfig = AveragingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
 

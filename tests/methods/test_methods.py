@@ -250,6 +250,16 @@ def test_the_target_network_stays_home_in_fedbyol() -> None:
     assert {key.partition(".")[0] for key in update.arrays} == {"encoder", "projector", "predictor"}
 
 
+@pytest.mark.parametrize("kind", ["byol", "simsiam"])
+@pytest.mark.parametrize("name", ["fedbyol", "fedu"])
+def test_averaging_with_one_client_is_local_training_step_for_step(name: str, kind: str) -> None:
+    alone = config_with("clients.count=1", "method=local", f"ssl.kind={kind}")
+    averaged = config_with("clients.count=1", f"method={name}", f"ssl.kind={kind}")
+    _, (a,) = play(method_for(alone), alone, rounds=2)
+    _, (b,) = play(method_for(averaged), averaged, rounds=2)
+    assert torch.equal(parameters(a), parameters(b))
+
+
 def test_fedbyol_starts_every_target_from_the_global_model() -> None:
     config = config_with("method=fedbyol", "ssl.ema=1.0")  # the target then stays where it starts
     _, clients = play(method_for(config), config, rounds=1)

@@ -6,10 +6,12 @@ from ..config import Config
 from ..errors import ConfigError
 from .averaging import FedBYOL
 from .base import Broadcast, ClientId, Method, ServerState, Update
+from .fedema import FedEMA
+from .fedu import FedU
 from .hetero import HeteroSSFL
 from .local import Local
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (HeteroSSFL, Local, FedBYOL)}
+METHODS: dict[str, type[Method]] = {m.name: m for m in (HeteroSSFL, Local, FedBYOL, FedU, FedEMA)}
 
 
 def method_for(config: Config) -> Method:

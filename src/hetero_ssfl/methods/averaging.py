@@ -16,7 +16,9 @@ from ..models import Learner
 from ..training import Client, train
 from .base import Broadcast, ClientId, Method, ServerState, Update
 
-SHARED = ("encoder.", "projector.", "predictor.")
+ENCODER = ("encoder.", "projector.")
+SHARED = (*ENCODER, "predictor.")
+STATISTICS = ("running_mean", "running_var")
 
 
 class FedBYOL(Method):
@@ -28,10 +30,7 @@ class FedBYOL(Method):
         return Broadcast(state.round + 1, state.shared)
 
     def local_update(self, client: Client, down: Broadcast) -> Update:
-        if down.arrays:
-            client.learner.load_state_dict({**client.learner.state_dict(), **down.arrays})
-            if client.round == 0 and client.learner.target is not None:  # a target of another beginning teaches noise
-                client.learner.target.load_state_dict(client.learner.online.state_dict())
+        load_shared(client, down.arrays)
         metrics = train(client, down.round) if down.round > 0 else {}
         return Update(len(client.pixels), shared_weights(client.learner), metrics)
 
@@ -42,6 +41,28 @@ class FedBYOL(Method):
         models = [updates[name].arrays for name in present]
         shared = average(models, [updates[name].examples for name in present])
         return replace(state, round=state.round + 1, shared=shared)
+
+
+def load_shared(client: Client, weights: Mapping[str, Tensor], also_target: bool = False) -> None:
+    """Replace the client's networks by global ones; nothing for the opening, which brings none."""
+    learner = client.learner
+    if weights:
+        learner.load_state_dict({**learner.state_dict(), **weights})
+        if learner.target is not None and (also_target or client.round == 0):
+            # A first target of another beginning than the online network's would teach noise.
+            learner.target.load_state_dict(learner.online.state_dict())
+
+
+def divergence(a: Mapping[str, Tensor], b: Mapping[str, Tensor], norm: str) -> float:
+    """||W_a - W_b|| over all parameters of the online encoder (with its projector), or the mean over its layers.
+
+    The predictor is another network and BatchNorm's statistics are no parameters: neither counts.
+    """
+    keys = [k for k in a if k.startswith(ENCODER) and a[k].is_floating_point() and not k.endswith(STATISTICS)]
+    if norm == "layer-mean":
+        keys = [k for k in keys if a[k].ndim > 1]  # convolutions and linear maps, no biases or scales
+        return sum(float((a[k] - b[k]).norm()) for k in keys) / len(keys)
+    return sum(float((a[k].double() - b[k].double()).square().sum()) for k in keys) ** 0.5
 
 
 def shared_weights(learner: Learner) -> dict[str, Tensor]:

@@ -1,0 +1,159 @@
+"""One round of each averaging method worked out by hand on networks of one weight each."""
+
+import importlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from hetero_ssfl.config import load_config
+from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState
+from hetero_ssfl.training import Client
+
+MODULES = [importlib.import_module(f"hetero_ssfl.methods.{name}") for name in ("averaging", "fedu", "fedema")]
+
+
+class OneWeight(nn.Module):
+    """encoder, predictor and target of one number each."""
+
+    def __init__(self, encoder: float, predictor: float, target: float) -> None:
+        super().__init__()
+        self.encoder, self.projector, self.predictor, self.target = (nn.Linear(1, 1, bias=False) for _ in range(4))
+        for layer, value in zip(self.children(), (encoder, 0.0, predictor, target), strict=True):
+            nn.init.constant_(layer.weight, value)
+        self.target = nn.Sequential(self.target, nn.Linear(1, 1, bias=False))
+
+    @property
+    def online(self) -> nn.Sequential:
+        return nn.Sequential(self.encoder, self.projector)
+
+    def values(self) -> tuple[float, float, float]:
+        return self.encoder.weight.item(), self.predictor.weight.item(), self.target[0].weight.item()
+
+
+def make(
+    name: str, encoder: float, predictor: float, target: float = 0.0, examples: int = 1, rounds: int = 1
+) -> Client:
+    pixels = torch.zeros(examples, 1, 1, 1, dtype=torch.uint8)
+    return Client(name, load_config("smoke"), OneWeight(encoder, predictor, target), pixels, pixels, rounds)  # type: ignore[arg-type]
+
+
+def method(name: str, *overrides: str) -> Method:
+    return METHODS[name](load_config("smoke", [f"method={name}", *overrides]))
+
+
+def globally(encoder: float, predictor: float, **more: float) -> dict[str, torch.Tensor]:
+    weights = {"encoder.weight": encoder, "projector.weight": 0.0, "predictor.weight": predictor}
+    return {k: torch.tensor([[v]]) for k, v in weights.items()} | {k: torch.tensor(v) for k, v in more.items()}
+
+
+@pytest.fixture(autouse=True)
+def training(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Training that adds a known number to encoder and predictor."""
+
+    def set_step(step: float) -> None:
+        def train(client: Client, round_number: int) -> dict[str, float]:
+            with torch.no_grad():
+                client.learner.encoder.weight.add_(step)
+                client.learner.predictor.weight.add_(step)
+            client.round = round_number
+            return {}
+
+        for module in MODULES:
+            monkeypatch.setattr(module, "train", train)
+
+    set_step(0.0)
+    return set_step
+
+
+def state_after(rounds: int, **clients: dict[str, torch.Tensor]) -> ServerState:
+    return ServerState(rounds, ("a", "b"), globally(10.0, 20.0), clients)
+
+
+@pytest.mark.parametrize("name", ["fedbyol", "fedu", "fedema"])
+def test_the_server_averages_by_number_of_images(name: str, training: Callable[[float], None]) -> None:
+    training(0.5)
+    averaging = method(name, "averaging.threshold=1e9")
+    a, b = make("a", 1.0, 2.0, examples=1), make("b", 5.0, 6.0, examples=3)
+    state = state_after(4)
+    updates = {c.name: averaging.local_update(c, averaging.broadcast(state, c.name)) for c in (a, b)}
+    assert a.learner.encoder.weight.item() == 10.5
+    updates["a"].arrays["encoder.weight"].fill_(2.0)  # as if the clients had gone apart
+    updates["b"].arrays["encoder.weight"].fill_(6.0)
+    after = averaging.aggregate(state, updates)
+    assert after.round == 5
+    assert after.shared["encoder.weight"].item() == (1 * 2.0 + 3 * 6.0) / 4
+    assert after.shared["predictor.weight"].item() == 20.5
+
+
+def test_fedbyol_replaces_the_online_networks_and_leaves_the_target() -> None:
+    client = make("a", 1.0, 2.0, target=3.0)
+    method("fedbyol").local_update(client, Broadcast(5, globally(10.0, 20.0)))
+    assert client.learner.values() == (10.0, 20.0, 3.0)
+
+
+@pytest.mark.parametrize(("local", "predictor"), [(9.7, 20.0), (9.5, 2.0)])
+def test_fedu_takes_the_global_predictor_only_below_the_threshold(local: float, predictor: float) -> None:
+    """|10 - 9.7| < 0.4 < |10 - 9.5|."""
+    client = make("a", local, 2.0, target=3.0)
+    method("fedu", "averaging.threshold=0.4").local_update(client, Broadcast(5, globally(10.0, 20.0)))
+    assert client.learner.values() == (10.0, predictor, 3.0)
+
+
+@pytest.mark.parametrize(("step", "predictor"), [(0.3, 20.0), (0.5, 3.0)])
+def test_fedu_as_published_in_code_looks_at_the_last_training(
+    step: float, predictor: float, training: Callable[[float], None]
+) -> None:
+    fedu = method("fedu", "averaging.threshold=0.4", "averaging.divergence=training")
+    client = make("a", 1.0, 2.0)
+    training(step)
+    state = state_after(4)
+    state = fedu.aggregate(state, {"a": fedu.local_update(client, fedu.broadcast(state, "a"))})
+    assert float(state.clients["a"]["drift"]) == pytest.approx(step)
+    training(0.0)
+    with torch.no_grad():
+        client.learner.predictor.weight.fill_(3.0)
+    down = Broadcast(6, {**globally(10.0, 20.0), "drift": state.clients["a"]["drift"]})
+    fedu.local_update(client, down)
+    assert client.learner.predictor.weight.item() == predictor
+
+
+def test_fedema_fixes_lambda_after_the_first_participation(training: Callable[[float], None]) -> None:
+    training(0.0)
+    fedema = method("fedema", "averaging.tau=0.7")
+    a, b = make("a", 0.0, 0.0, examples=1), make("b", 0.0, 0.0, examples=1)
+    state = state_after(0)
+    updates = {c.name: fedema.local_update(c, fedema.broadcast(state, c.name)) for c in (a, b)}
+    updates["a"].arrays["encoder.weight"].fill_(4.0)
+    updates["b"].arrays["encoder.weight"].fill_(8.0)
+    state = fedema.aggregate(state, updates)  # the new global encoder is 6: both are 2 away
+    assert float(state.clients["a"]["lambda"]) == pytest.approx(0.7 / 2)
+    again = fedema.aggregate(state, {"a": updates["a"]})
+    assert float(again.clients["a"]["lambda"]) == pytest.approx(0.7 / 2)
+    assert (int(again.clients["a"]["round"]), int(again.clients["b"]["round"])) == (2, 1)
+
+
+def test_fedema_moves_a_returning_client_part_of_the_way() -> None:
+    """lambda 0.05 and distance 8 keep m = 0.4 of the local networks; the target stays."""
+    client = make("a", 2.0, 10.0, target=3.0)
+    state = state_after(4, a={"lambda": torch.tensor(0.05), "round": torch.tensor(4)})
+    fedema = method("fedema")
+    fedema.local_update(client, fedema.broadcast(state, "a"))
+    assert client.learner.values() == pytest.approx((0.4 * 2 + 0.6 * 10, 0.4 * 10 + 0.6 * 20, 3.0))
+
+
+def test_fedema_keeps_a_client_that_is_very_far_as_it_is() -> None:
+    client = make("a", 2.0, 10.0, target=3.0)
+    state = state_after(4, a={"lambda": torch.tensor(1.0), "round": torch.tensor(4)})
+    fedema = method("fedema")
+    fedema.local_update(client, fedema.broadcast(state, "a"))
+    assert client.learner.values() == (2.0, 10.0, 3.0)
+
+
+@pytest.mark.parametrize("kept", [{}, {"a": {"lambda": torch.tensor(0.05), "round": torch.tensor(3)}}])
+def test_fedema_starts_a_new_or_absent_client_from_the_global_model(kept: dict[str, dict[str, torch.Tensor]]) -> None:
+    client = make("a", 2.0, 10.0, target=3.0)
+    fedema = method("fedema")
+    fedema.local_update(client, fedema.broadcast(state_after(4, **kept), "a"))
+    assert client.learner.values() == (10.0, 20.0, 10.0)
