@@ -17,6 +17,9 @@ from .seeding import global_seed, rng_for
 Regulariser = Callable[[Learner, Generator, int], Tensor]
 """A further term of the loss, already weighted, from the networks, a generator and the step's number in the epoch."""
 
+Objective = Callable[["Client", Tensor, Tensor | None, Generator], tuple[Tensor, Tensor]]
+"""The local loss of a batch of images (and labels, where there are any), and features to watch for collapse."""
+
 Progress = Callable[[float, float], None]
 """Called after each step with the share of the round done and the loss."""
 
@@ -30,6 +33,8 @@ class Client:
     learner: Learner
     pixels: Tensor
     rad: Tensor
+    labels: Tensor | None = None
+    """Read by supervised baselines only."""
     round: int = 0
     """The last round whose training the networks contain."""
     progress: Progress = field(default=lambda *_: None)
@@ -39,8 +44,19 @@ class Client:
         return next(self.learner.parameters()).device
 
 
-def train(client: Client, round_number: int, regulariser: Regulariser | None = None) -> dict[str, float]:
-    """E local epochs of self-supervision (plus the regulariser); returns means over the round's steps.
+def self_supervised(client: Client, pixels: Tensor, labels: Tensor | None, rng: Generator) -> tuple[Tensor, Tensor]:
+    """BYOL or SimSiam on two views of each image; labels are not looked at."""
+    views = (random_view(pixels, client.config.views, rng) for _ in range(2))
+    return siamese_loss(client.learner, *views)
+
+
+def train(
+    client: Client,
+    round_number: int,
+    regulariser: Regulariser | None = None,
+    objective: Objective = self_supervised,
+) -> dict[str, float]:
+    """E local epochs of the objective (plus the regulariser); returns means over the round's steps.
 
     `spread` and `batch_rank` (the effective rank of the last batch's projections) show a collapse before the loss does.
     """
@@ -66,9 +82,9 @@ def train(client: Client, round_number: int, regulariser: Regulariser | None = N
             for step in range(steps):
                 done = (epoch + step / steps) / config.local_epochs
                 optimiser.param_groups[0]["lr"] = learning_rate(config, round_number - 1 + done)
-                rows = pixels[order[step * batch : (step + 1) * batch]].to(client.device)
-                views = (random_view(rows, config.views, rng) for _ in range(2))
-                loss, projection = siamese_loss(learner, *views)
+                rows = order[step * batch : (step + 1) * batch]
+                labels = None if client.labels is None else client.labels[rows].to(client.device)
+                loss, projection = objective(client, pixels[rows].to(client.device), labels, rng)
                 term = torch.zeros(()) if regulariser is None else regulariser(learner, rng_regulariser, step)
                 optimiser.zero_grad(set_to_none=True)
                 (loss + term.to(loss.device)).backward()

@@ -43,8 +43,11 @@ def run(path: Path, *overrides: str) -> RunFolder:
 
 
 def everything(folder: RunFolder) -> dict[str, Any]:
-    """All numbers of a run but its times: events, results, the server's state and every client's weights."""
-    events = [{k: v for k, v in e.items() if k != "seconds"} for e in folder.events()]
+    """All numbers of a run: events, results, the server's state and every client's weights.
+
+    But for times, and for the bytes sent down, which hold the text of the config.
+    """
+    events = [{k: v for k, v in e.items() if k not in ("seconds", "bytes_down")} for e in folder.events()]
     tensors = load_tensors(folder.path / "server.safetensors")[0]
     for name in load_tensors(folder.path / "server.safetensors")[1]["roster"]:
         newest = folder.newest_client_round(name, 10**6)
@@ -241,6 +244,20 @@ def test_data_without_labels_trains_and_probes_nothing(tmp_path: Path) -> None:
     )
     assert folder.read_json("results.json")["mean"] == {}
     assert (folder.path / "models" / "client-002" / "encoder.safetensors").exists()
+
+
+@pytest.mark.parametrize(("method", "kind"), [("fedbyol", "byol"), ("fedema", "byol"), ("fedavg", "byol")])
+def test_averaging_methods_run_end_to_end_and_probe_the_global_model(tmp_path: Path, method: str, kind: str) -> None:
+    overrides = [f"method={method}", f"ssl.kind={kind}", "clients.models=['resnet8(width=4)']", "rounds=2"]
+    folder = run(tmp_path / "run", *overrides, "clients.per_round=2", "evaluation.every=0", "engine.workers=1")
+    results = folder.read_json("results.json")
+    assert set(results["global"]) == {"linear_all"}
+    assert len(results["clients"]) == 3
+    sent = [e["bytes_up"] for e in folder.events() if e["event"] == "client"]
+    weights = sum(
+        v.numel() * 4 for k, v in load_tensors(folder.path / "server.safetensors")[0].items() if "shared" in k
+    )
+    assert all(0.9 * weights < size < 1.5 * weights + 5000 for size in sent)
 
 
 def test_a_small_memory_budget_changes_no_number(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def make(
     name: str, encoder: float, predictor: float, target: float = 0.0, examples: int = 1, rounds: int = 1
 ) -> Client:
     pixels = torch.zeros(examples, 1, 1, 1, dtype=torch.uint8)
-    return Client(name, load_config("smoke"), OneWeight(encoder, predictor, target), pixels, pixels, rounds)  # type: ignore[arg-type]
+    return Client(name, load_config("smoke"), OneWeight(encoder, predictor, target), pixels, pixels, None, rounds)  # type: ignore[arg-type]
 
 
 def method(name: str, *overrides: str) -> Method:

@@ -24,15 +24,19 @@ SMALL = [
 
 
 def config_with(*overrides: str) -> Config:
-    return load_config("smoke", [*SMALL, *overrides])
+    config = load_config("smoke", [*SMALL, *overrides])
+    kind = METHODS[config.method].ssl_kind if config.method in METHODS else None
+    return load_config("smoke", [*SMALL, *overrides, *([f"ssl.kind={kind}"] if kind else [])])
 
 
 def make_client(config: Config, number: int = 0) -> Client:
     rng = rng_for(0, "pixels", number)
     pixels = torch.randint(0, 256, (20, 1, 16, 16), generator=rng, dtype=torch.uint8)
     rad = torch.randint(0, 256, (config.rad.size, 1, 16, 16), generator=rng_for(0, "rad"), dtype=torch.uint8)
-    learner = build_learner(config.model_of(number), config.ssl, 1, 16, config.seed, "init", number)
-    return Client(f"client-{number}", config, learner, pixels, rad)
+    classes = 3 if METHODS[config.method].needs_labels else None
+    learner = build_learner(config.model_of(number), config.ssl, 1, 16, config.seed, "init", number, classes=classes)
+    labels = torch.arange(20) % 3 if classes else None
+    return Client(f"client-{number}", config, learner, pixels, rad, labels)
 
 
 def play(method: Method, config: Config, rounds: int) -> tuple[ServerState, list[Client]]:
@@ -238,6 +242,23 @@ def test_averaging_refuses_unequal_models_and_proposes_hetero_ssfl() -> None:
         method_for(load_config("smoke", ["method=fedbyol"]))
 
 
+def test_a_method_for_the_other_kind_of_self_supervision_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ssl\.kind = 'simsiam', not 'byol'"):
+        method_for(load_config("smoke", [*SMALL, "method=fedsimsiam"]))
+
+
+def test_supervised_fedavg_learns_its_labels_and_leaves_the_heads_of_byol_alone() -> None:
+    config = config_with("method=fedavg", "optim.schedule=constant", "local_epochs=10")
+    method, client = method_for(config), make_client(config)
+    before = {k: v.clone() for k, v in client.learner.state_dict().items()}
+    losses = [method.local_update(client, Broadcast(r)).metrics["loss_ssl"] for r in (1, 2, 3)]
+    assert losses[2] < losses[0]
+    after = client.learner.state_dict()
+    changed = {k.partition(".")[0] for k in before if not torch.equal(before[k], after[k])}
+    assert {"encoder", "classifier"} <= changed
+    assert "predictor" not in changed
+
+
 def test_an_unknown_method_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="hetero-ssfl"):
         method_for(config_with("method=hetero-sfl"))
@@ -250,8 +271,7 @@ def test_the_target_network_stays_home_in_fedbyol() -> None:
     assert {key.partition(".")[0] for key in update.arrays} == {"encoder", "projector", "predictor"}
 
 
-@pytest.mark.parametrize("kind", ["byol", "simsiam"])
-@pytest.mark.parametrize("name", ["fedbyol", "fedu"])
+@pytest.mark.parametrize(("name", "kind"), [("fedbyol", "byol"), ("fedsimsiam", "simsiam"), ("fedu", "byol")])
 def test_averaging_with_one_client_is_local_training_step_for_step(name: str, kind: str) -> None:
     alone = config_with("clients.count=1", "method=local", f"ssl.kind={kind}")
     averaged = config_with("clients.count=1", f"method={name}", f"ssl.kind={kind}")

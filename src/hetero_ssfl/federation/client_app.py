@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 
 from ..methods import method_for
 from ..models import count_parameters
-from .records import Scalar, pack, pack_update, read_broadcast, settings_of
+from .records import Scalar, arrays_of, pack, pack_update, read_broadcast, settings_of
 from .simulated import ClientCache, Site, client_name, evaluate, export_model, open_site
 
 app = ClientApp()
@@ -64,8 +64,12 @@ def train(message: Message, context: Context) -> Message:
 def score(message: Message, context: Context) -> Message:
     """Probe the encoder as it is after a round; at the end also keep it as a model."""
     settings, site, number = _place(message, context)
-    limit = int(settings["round"])
-    if limit == 0:
+    limit, shared = int(settings["round"]), arrays_of(message.content)
+    if shared:  # the server's model for all, in networks of this client's kind
+        learner = site.untrained(number)
+        learner.load_state_dict({**learner.state_dict(), **shared})
+        metrics = evaluate(site, number, learner, str(settings["split"]))
+    elif limit == 0:
         metrics = evaluate(site, number, site.untrained(number), str(settings["split"]))
     else:
         client = clients.get(site, number, limit)

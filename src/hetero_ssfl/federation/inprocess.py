@@ -20,9 +20,9 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp import Grid
+
+from .records import decode, encode
 
 SERVER_NODE = 1
 RUN_ID = 1
@@ -37,14 +37,6 @@ def set_identity(node_id: int) -> None:
     except ImportError:  # older releases do not need it
         return
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, RUN_ID, node_id
-
-
-def encode(message: Message) -> bytes:
-    return message_to_proto(message).SerializeToString()
-
-
-def decode(data: bytes) -> Message:
-    return message_from_proto(ProtoMessage.FromString(data))
 
 
 # --- the worker's side ------------------------------------------------------------------------------

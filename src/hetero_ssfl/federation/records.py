@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from torch import Tensor
 
 from ..errors import ProtocolError
@@ -64,8 +66,14 @@ def read_update(content: RecordDict, client: str) -> Update:
     return update
 
 
-def count_bytes(message: Message) -> int:
-    """Bytes of the arrays a message carries."""
-    if not message.has_content():
-        return 0
-    return sum(record.count_bytes() for record in message.content.array_records.values())
+def encode(message: Message) -> bytes:
+    return message_to_proto(message).SerializeToString()
+
+
+def decode(data: bytes) -> Message:
+    return message_from_proto(ProtoMessage.FromString(data))
+
+
+def encoded_size(message: Message) -> int:
+    """Bytes of the whole message as it travels."""
+    return message_to_proto(message).ByteSize()

@@ -23,7 +23,7 @@ from ..errors import ProtocolError, RunError
 from ..methods import ClientId, Method, ServerState, Update, method_for
 from ..runs import RunFolder, load_tensors, resume_command, save_tensors
 from ..seeding import rng_for
-from .records import Scalar, count_bytes, metrics_of, pack, pack_broadcast, read_update, settings_of
+from .records import Scalar, encoded_size, metrics_of, pack, pack_broadcast, read_update, settings_of
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Server:
                 self.listen({"event": "warning", "round": number, "text": str(error)})
                 continue
             updates[name] = update
-            event |= {"bytes_up": count_bytes(replies[name]), "examples": update.examples, **update.metrics}
+            event |= {"bytes_up": encoded_size(replies[name]), "examples": update.examples, **update.metrics}
             if update.metrics.get("spread", 1.0) < COLLAPSED:
                 event["warning"] = f"features have collapsed (spread {update.metrics['spread']:.3f})"
                 self.listen({"event": "warning", "round": number, "text": f"{name}: {event['warning']}"})
@@ -131,7 +131,7 @@ class Server:
     def exchange(
         self, kind: str, number: int, contents: Mapping[ClientId, Any]
     ) -> tuple[dict[ClientId, Message], dict[ClientId, int]]:
-        """Send each client its content; return the replies that came in time, and the array bytes sent."""
+        """Send each client its content; return the replies that came in time, and the bytes sent."""
         deadline = time.monotonic() + self.config.engine.round_timeout
         messages = {
             self.nodes[name]: Message(content, self.nodes[name], kind, group_id=str(number))
@@ -139,7 +139,7 @@ class Server:
         }
         replies = self.send(messages, deadline)
         names = {self.nodes[name]: name for name in contents}
-        sent = {names[node]: count_bytes(message) for node, message in messages.items()}
+        sent = {names[node]: encoded_size(message) for node, message in messages.items()}
         return {names[node]: reply for node, reply in replies.items()}, sent
 
     def send(self, messages: Mapping[int, Message], deadline: float) -> dict[int, Message]:
@@ -183,6 +183,19 @@ class Server:
         self.listen(event)
         return event
 
+    def evaluate_shared(self, number: int, weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """The model for all, probed by the first client: on all classes, since it belongs to nobody."""
+        name = min(self.nodes)
+        settings: dict[str, Scalar] = {"config": self.config_toml, "round": number, "split": "test", "export": False}
+        replies, _ = self.exchange("evaluate", number, {name: pack(weights, settings)})
+        if name not in replies or replies[name].has_error():
+            reason = _error_text(replies[name]) if name in replies else "no answer in time"
+            raise RunError(
+                f"the global model could not be evaluated: {reason}. All training is kept; mend it and continue with: "
+                f"{resume_command(self.folder.path)}"
+            )
+        return {key: value for key, value in metrics_of(replies[name].content).items() if key.endswith("_all")}
+
     def summary(self, state: ServerState, updates: Mapping[ClientId, Update], seconds: float) -> Event:
         means = _means({name: dict(update.metrics) for name, update in updates.items()})
         event = {"event": "round", "round": state.round, "replies": len(updates), "seconds": round(seconds, 3)}
@@ -203,7 +216,7 @@ class Server:
                 f"{', '.join(sorted(set(missing)))} could not be evaluated at the end; all training is kept. "
                 f"Mend the reason above and continue with: {resume_command(self.folder.path)}"
             )
-        results = {
+        results: dict[str, Any] = {
             "method": self.config.method,
             "round": state.round,
             "seed": self.config.seed,
@@ -212,6 +225,9 @@ class Server:
             "sd_over_clients": _deviations(final["clients"]),
             "untrained": untrained["clients"] if untrained else {},
         }
+        shared = self.method.global_model(state)
+        if shared:
+            results["global"] = self.evaluate_shared(state.round, shared)
         self.folder.write_json("results.json", results)
         self.listen({"event": "finished", "round": state.round, **results})
 

@@ -18,6 +18,7 @@ from ..config import Config, parse_config
 from ..data import Images, digest, load_images, load_rad, split_training_images
 from ..errors import ConfigError, ProtocolError
 from ..evaluation import Labeled, extract_features, few_labels, probe
+from ..methods import METHODS
 from ..models import Learner, build_learner, count_parameters
 from ..runs import RunFolder, load_tensors, save_tensors
 from ..training import Client
@@ -48,6 +49,10 @@ def set_up(config: Config) -> Setup:
     split = split_training_images(config, train)
     rad = load_rad(config, train, split)
     _check_device(config.engine.device)
+    if METHODS[config.method].needs_labels and train.labels is None:
+        raise ConfigError(
+            f"method '{config.method}' needs labels, but '{config.data.source}' has none. Choose another."
+        )
     for model in {config.model_of(k) for k in range(config.clients.count)}:
         build_learner(model, config.ssl, *train.pixels.shape[1:3], config.seed)
     shares = {client_name(k): share for k, share in enumerate(split.clients)}
@@ -88,7 +93,9 @@ class Site:
     def untrained(self, number: int) -> Learner:
         """The client's networks before any training: each client has a beginning of its own."""
         model, config = self.config.model_of(number), self.config
-        return build_learner(model, config.ssl, *self.shape(), config.seed, "init", number).to(config.engine.device)
+        classes = len(self.train.classes) if METHODS[config.method].needs_labels else None
+        learner = build_learner(model, config.ssl, *self.shape(), config.seed, "init", number, classes=classes)
+        return learner.to(config.engine.device)
 
     def learner(self, number: int, round_number: int) -> Learner:
         """The client's networks as saved after a round; 0 is before any."""
@@ -129,7 +136,9 @@ class ClientCache:
         client = self._kept.pop(key, None)
         if client is None or client.round != newest or client.config != site.config:
             learner = site.learner(number, newest)
-            client = Client(name, site.config, learner, site.train.pixels[site.rows[name]], site.rad, newest)
+            own = site.train.subset(site.rows[name])
+            labels = own.labels if METHODS[site.config.method].needs_labels else None
+            client = Client(name, site.config, learner, own.pixels, site.rad, labels, newest)
         self._kept[key] = client
         self._shrink(site.config.engine.memory_mb * 2**20)
         return client

@@ -1,6 +1,6 @@
-"""FedBYOL (and, with ssl.kind = "simsiam", FedSimSiam). Each round:
+"""FedBYOL, FedSimSiam and supervised FedAvg. Each round:
 1. the server sends the global online encoder, projector and predictor; a client replaces its own by them;
-2. the client trains its self-supervised loss; BYOL's target network stays local;
+2. the client trains its loss; BYOL's target network stays local;
 3. the client returns the three; the server averages them with weights n_k / n over the round's clients.
 
 BatchNorm's running statistics are averaged like weights; its batch counter, an integer, takes the largest value.
@@ -8,21 +8,25 @@ BatchNorm's running statistics are averaged like weights; its batch counter, an 
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Generator, Tensor
 
+from ..data import random_view
 from ..models import Learner
 from ..training import Client, train
 from .base import Broadcast, ClientId, Method, ServerState, Update
 
 ENCODER = ("encoder.", "projector.")
-SHARED = (*ENCODER, "predictor.")
+SHARED = (*ENCODER, "predictor.", "classifier.")
 STATISTICS = ("running_mean", "running_var")
 
 
 class FedBYOL(Method):
     name = "fedbyol"
+    ssl_kind: ClassVar[str | None] = "byol"
     opening = True  # the first global model is one of the clients' untrained ones
     averages_weights = True
 
@@ -31,8 +35,14 @@ class FedBYOL(Method):
 
     def local_update(self, client: Client, down: Broadcast) -> Update:
         load_shared(client, down.arrays)
-        metrics = train(client, down.round) if down.round > 0 else {}
+        metrics = self.train(client, down.round) if down.round > 0 else {}
         return Update(len(client.pixels), shared_weights(client.learner), metrics)
+
+    def train(self, client: Client, round_number: int) -> dict[str, float]:
+        return train(client, round_number)
+
+    def global_model(self, state: ServerState) -> Mapping[str, Tensor]:
+        return state.shared
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
         present = [name for name in state.roster if name in updates]
@@ -41,6 +51,32 @@ class FedBYOL(Method):
         models = [updates[name].arrays for name in present]
         shared = average(models, [updates[name].examples for name in present])
         return replace(state, round=state.round + 1, shared=shared)
+
+
+class FedSimSiam(FedBYOL):
+    """The same without a target network."""
+
+    name = "fedsimsiam"
+    ssl_kind = "simsiam"
+
+
+class FedAvg(FedBYOL):
+    """Supervised: encoder and a linear classifier on one view of each labeled image. The heads of BYOL stay idle."""
+
+    name = "fedavg"
+    ssl_kind = None
+    needs_labels = True
+
+    def train(self, client: Client, round_number: int) -> dict[str, float]:
+        return train(client, round_number, objective=supervised)
+
+
+def supervised(client: Client, pixels: Tensor, labels: Tensor | None, rng: Generator) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of the classifier."""
+    assert labels is not None
+    assert client.learner.classifier is not None
+    features = client.learner.encoder(random_view(pixels, client.config.views, rng))
+    return F.cross_entropy(client.learner.classifier(features), labels), features
 
 
 def load_shared(client: Client, weights: Mapping[str, Tensor], also_target: bool = False) -> None:

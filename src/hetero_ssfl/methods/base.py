@@ -57,6 +57,9 @@ class Method(ABC):
     """Every client answers once, untrained, before round 1."""
     averages_weights: ClassVar[bool] = False
     """Needs equal models everywhere."""
+    needs_labels: ClassVar[bool] = False
+    ssl_kind: ClassVar[str | None] = None
+    """The only self-supervision the method is defined for, if there is only one."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -78,6 +81,10 @@ class Method(ABC):
         for name, array in update.arrays.items():
             if not bool(array.isfinite().all()):
                 raise ProtocolError(f"{client} sent '{name}' with values that are not finite, expected numbers.")
+
+    def global_model(self, state: ServerState) -> Mapping[str, Tensor]:
+        """Server: the weights of a model for all, where the method has one."""
+        return {}
 
     def metrics(self, state: ServerState) -> dict[str, float]:
         """Server: figures about the state, for the events of a round."""

@@ -21,7 +21,9 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 class Learner(nn.Module):
     """W^o = encoder + projector, W^p = predictor, W^t = a moving average of W^o (BYOL only)."""
 
-    def __init__(self, encoder: nn.Module, width: int, model: ModelConfig, ssl: SslConfig) -> None:
+    def __init__(
+        self, encoder: nn.Module, width: int, model: ModelConfig, ssl: SslConfig, classes: int | None = None
+    ) -> None:
         super().__init__()
         hidden, outputs = model.projector or ssl.projector
         self.encoder = encoder
@@ -32,6 +34,7 @@ class Learner(nn.Module):
         if ssl.kind == "byol":
             self.target = copy.deepcopy(self.online)
             self.target.requires_grad_(False)
+        self.classifier = nn.Linear(width, classes) if classes else None  # for supervised baselines
 
     @property
     def online(self) -> nn.Sequential:
@@ -67,12 +70,18 @@ class Learner(nn.Module):
 
 
 def build_learner(
-    model: ModelConfig, ssl: SslConfig, in_channels: int, side: int, seed: int, *scope: str | int
+    model: ModelConfig,
+    ssl: SslConfig,
+    in_channels: int,
+    side: int,
+    seed: int,
+    *scope: str | int,
+    classes: int | None = None,
 ) -> Learner:
     """A client's networks with parameters that depend on (seed, scope) alone."""
     with global_seed(seed, *scope):
         encoder, width = build_encoder(model.encoder, in_channels, side)
-        return Learner(encoder, width, model, ssl).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return Learner(encoder, width, model, ssl, classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def count_parameters(module: nn.Module) -> int:
