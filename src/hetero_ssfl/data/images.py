@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 from ..config import DataConfig
@@ -145,7 +147,16 @@ def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list
     labels: list[int] = []
     bad: Counter[str] = Counter()
     channels: int | None = config.channels
-    for number, (encoded, label) in enumerate(rows.items()):
+    screen = Console(stderr=True)
+    shown = track(
+        rows.items(),
+        f"decoding {what}, once",
+        rows.count,
+        console=screen,
+        transient=True,
+        disable=not screen.is_terminal,
+    )
+    for number, (encoded, label) in enumerate(shown):
         try:
             picture, channels = _to_array(encoded, config.side, channels)
             if picture.shape[1] != picture.shape[2]:

@@ -56,6 +56,7 @@ class Rows:
     """Encoded images (bytes or a path) with their labels, before decoding."""
 
     items: Callable[[], Iterable[tuple[Any, int | None]]]
+    count: int
     classes: tuple[str, ...]
 
 
@@ -101,7 +102,7 @@ def open_rows(config: DataConfig, source: Path | str, split: Split) -> Rows:
                 "Number the classes, or name another column with data.label_column."
             )
         names = names or [str(k) for k in range(max(table[label], default=-1) + 1)]
-    return Rows(items, tuple(names or ()))
+    return Rows(items, len(table), tuple(names or ()))
 
 
 def _column(table: Any, named: str | None, usual: tuple[str, ...]) -> str | None:
