@@ -28,7 +28,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "progress": set(),
     "doctor": set(),
     "demo": BASE | {"federation", "report", "progress", "runs"},
-    "cli": BASE | {"__init__", "data", "federation", "report", "progress", "runs", "demo", "doctor"},
+    "paper": BASE | {"federation", "report", "progress", "runs"},
+    "costs": CORE | {"federation"},
+    "cli": BASE | {"__init__", "data", "federation", "report", "progress", "runs", "demo", "doctor", "paper", "costs"},
 }
 
 

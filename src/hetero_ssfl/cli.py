@@ -230,6 +230,48 @@ def compare(
 
 
 @app.command()
+def paper(
+    table: Annotated[Literal["table1", "table2", "table3", "table4"], typer.Argument(help="Which table.")],
+    scale: Annotated[Literal["full", "laptop", "smoke"], typer.Option(help="How large.")] = "laptop",
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions, seeds 0 to N-1.")] = 1,
+    only: Annotated[str | None, typer.Option(help="A cell (CIFAR-10/FedEMA), a row or a column.")] = None,
+    root: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/paper"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Build everything, train nothing, print the cost.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run (or resume) what is missing of one of the paper's tables and print it beside the paper's figures.
+
+    Examples: `hetero-ssfl paper table1 --scale smoke`, `hetero-ssfl paper table4 --seeds 3`,
+    `hetero-ssfl paper table1 --scale full --dry-run`.
+    """
+    from .paper import cells_of, paper_table, run_cells, score
+
+    cells = cells_of(table, only)
+    if dry_run:
+        from .costs import cost_table, costs_of
+
+        costs = [costs_of(cell.name, cell.config(scale, 0)) for cell in cells]
+        if as_json:
+            _print_json({"table": table, "scale": scale, "costs": costs})
+        else:
+            out.print(cost_table(costs))
+        return
+    try:
+        run_cells(cells, scale, seeds, root, err, quiet)
+    except KeyboardInterrupt:
+        err.print("Interrupted. Finished cells are kept; the same command goes on.")
+        sys.exit(130)
+    scores = [score(cell, scale, seeds, root) for cell in cells]
+    if as_json:
+        _print_json({"table": table, "scale": scale, "cells": scores})
+    else:
+        out.print(paper_table(table, scores, scale))
+
+
+@app.command()
 def doctor(as_json: Json = False) -> None:
     """What is installed, which devices there are, what is missing and how to get it."""
     from .doctor import diagnose

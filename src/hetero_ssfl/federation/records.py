@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.common.serde import message_from_proto, message_to_proto, recorddict_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from torch import Tensor
 
@@ -72,6 +72,11 @@ def encode(message: Message) -> bytes:
 
 def decode(data: bytes) -> Message:
     return message_from_proto(ProtoMessage.FromString(data))
+
+
+def content_size(content: RecordDict) -> int:
+    """Bytes of a message's content as it travels."""
+    return recorddict_to_proto(content).ByteSize()
 
 
 def encoded_size(message: Message) -> int:

@@ -1,0 +1,91 @@
+"""The paper's tables: every cell is a config that can run, and the figures are the paper's."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetero_ssfl.cli import main
+from hetero_ssfl.errors import ConfigError
+from hetero_ssfl.methods import method_for
+from hetero_ssfl.paper import FIGURES, HETERO, OURS, SCALES, cells_of, paper_table
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("table", FIGURES)
+def test_every_cell_is_a_config_its_method_accepts(table: str, scale: str) -> None:
+    cells = cells_of(table)  # type: ignore[arg-type]
+    folders = {cell.folder(Path("root"), scale, 0) for cell in cells}
+    assert len(folders) == (len(cells) if table != "table4" else len(cells) // 2)
+    for cell in cells:
+        config = cell.config(scale, seed=3)
+        method_for(config)
+        assert config.seed == 3
+
+
+def test_full_scale_is_the_papers_setting() -> None:
+    cells = {cell.name: cell.config("full", 0) for cell in cells_of("table1")}
+    literal = cells[f"CIFAR-10/{HETERO}"]
+    assert [m.encoder for m in literal.clients.models] == ["resnet18", "resnet34"]
+    assert (literal.rounds, literal.local_epochs, literal.rad.size, literal.alignment.mu) == (200, 5, 5000, 0.5)
+    assert (literal.alignment.layer, literal.alignment.power) == ("predictor", 1.0)
+    assert cells[f"Tiny-ImageNet/{HETERO}"].alignment.mu == 1
+    assert [m.encoder for m in cells["CIFAR-10/FedEMA"].clients.models] == ["resnet34"]
+    assert cells["CIFAR-100/FedU"].averaging.threshold == 0.6
+    assert cells["CIFAR-10/central BYOL"].clients.count == 1
+    ours = cells[f"CIFAR-10/{OURS}"]
+    assert (ours.alignment.layer, ours.alignment.power, ours.alignment.augment_rad) == ("encoder", 0.5, True)
+    iid = cells_of("table2")[0].config("full", 0)
+    assert iid.partition.kind == "iid"
+    many = next(c for c in cells_of("table3") if c.column == "100 (10)").config("full", 0)
+    assert (many.clients.count, many.clients.selected_per_round(), many.data.source) == (100, 10, "cifar100")
+
+
+def test_an_unknown_cell_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="CIFAR-10/FedEMA"):
+        cells_of("table1", "CIFAR-10/FedEMMA")
+
+
+def test_the_table_shows_the_papers_figure_beside_ours() -> None:
+    entry = {"cell": "CIFAR-10/FedU", "mean": 12.34, "sd_over_seeds": 0.56, "bytes_per_client_and_round": 1000}
+    columns = {column.header: list(column.cells) for column in paper_table("table1", [entry], "smoke").columns}
+    row = columns["method"].index("FedU")
+    assert columns["CIFAR-10"][row] == "12.3 ± 0.6 | 79.6 ± 0.5"
+    assert columns["CIFAR-100"][row] == "- | 58.9 ± 0.12"
+
+
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    monkeypatch.setattr(sys, "argv", ["hetero-ssfl", "paper", *arguments, "--json"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 0
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+def test_a_dry_run_builds_everything_and_trains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    costs = call(monkeypatch, capsys, "table1", "--scale", "smoke", "--dry-run", "--only", "CIFAR-10")["costs"]
+    assert isinstance(costs, list)
+    by_row = {cost["cell"].split("/")[1]: cost for cost in costs}
+    assert len(by_row) == 8
+    assert by_row["FedBYOL"]["models"][0]["bytes_per_round"] > by_row[OURS]["models"][0]["bytes_per_round"] > 0
+    assert len(by_row[OURS]["models"]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_cells_are_run_once_and_both_columns_of_table_4_come_from_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["table4", "--scale", "smoke", "--root", str(tmp_path), "--only", "local SSL", "--quiet"]
+    first = call(monkeypatch, capsys, *arguments)
+    (result,) = tmp_path.rglob("results.json")
+    written = result.stat().st_mtime_ns
+    assert call(monkeypatch, capsys, *arguments) == first
+    assert result.stat().st_mtime_ns == written
+    cells = first["cells"]
+    assert isinstance(cells, list)
+    scores = [s["linear_all"] for s in json.loads(result.read_text())["clients"].values()]
+    assert [c["mean"] for c in cells] == pytest.approx([sum(scores[0::2]) / 3, sum(scores[1::2]) / 2])
