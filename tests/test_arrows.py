@@ -30,7 +30,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "demo": BASE | {"federation", "report", "progress", "runs"},
     "paper": BASE | {"federation", "report", "progress", "runs"},
     "costs": CORE | {"federation"},
-    "cli": BASE | {"__init__", "data", "federation", "report", "progress", "runs", "demo", "doctor", "paper", "costs"},
+    "sweep": BASE | {"federation", "report", "progress"},
+    "cli": BASE
+    | {"__init__", "data", "federation", "report", "progress", "runs", "demo", "doctor", "paper", "costs", "sweep"},
 }
 
 

@@ -272,6 +272,38 @@ def paper(
 
 
 @app.command()
+def sweep(
+    config: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml")],
+    over: Annotated[list[str], typer.Option(metavar="KEY=A,B,...", help="Values of one setting; repeat for a grid.")],
+    seeds: Annotated[int, typer.Option(min=1)] = 1,
+    root: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/sweep"),
+    set_: Set = None,
+    metric: Annotated[str, typer.Option(help="What to draw.")] = "linear_all",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run one config over a grid of settings; resumable; a table and a plot.
+
+    Example: `hetero-ssfl sweep cifar10-laptop --over alignment.mu=0,1,4,16 --over rad.size=100,500 --seeds 3`.
+    """
+    from .sweep import Axis, draw_sweep, run_sweep, sweep_table
+
+    axes = [Axis.parse(text) for text in over]
+    try:
+        rows = run_sweep(config, axes, set_ or [], seeds, root, err, quiet)
+    except KeyboardInterrupt:
+        err.print("Interrupted. Finished runs are kept; the same command goes on.")
+        sys.exit(130)
+    picture = root / "sweep.png"
+    draw_sweep(axes, rows, metric, picture)
+    if as_json:
+        _print_json({"rows": rows, "picture": str(picture)})
+        return
+    out.print(sweep_table(axes, rows))
+    out.print(f"picture: {escape(str(picture))}", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def doctor(as_json: Json = False) -> None:
     """What is installed, which devices there are, what is missing and how to get it."""
     from .doctor import diagnose

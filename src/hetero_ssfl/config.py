@@ -216,6 +216,10 @@ class EvaluationConfig(Section):
     hidden: NonNegativeInt = 0
     """Width of a hidden layer in the probe; 0 for a linear one."""
     neighbours: PositiveInt = 20
+    label_shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
+    """At the end also probe with these shares of the labels (0.01, 0.1), frozen and fine-tuned."""
+    finetune_epochs: PositiveInt = 30
+    finetune_lr: PositiveFloat = 1e-3
     untrained: bool = True
     """At the end also probe the untrained encoders, as a floor."""
 

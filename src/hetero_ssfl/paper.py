@@ -181,7 +181,7 @@ def run_cells(cells: list[Cell], scale: Scale, seeds: int, root: Path, console: 
 
 def score(cell: Cell, scale: Scale, seeds: int, root: Path, metric: str = "linear_all") -> dict[str, Any]:
     """A cell's accuracy: of the last round, mean over its clients, then mean and deviation over seeds."""
-    values, sent = [], []
+    values, sent, shared = list[float](), list[float](), list[float]()
     for seed in range(seeds):
         folder = RunFolder(cell.folder(root, scale, seed))
         if not folder.finished:
@@ -190,6 +190,8 @@ def score(cell: Cell, scale: Scale, seeds: int, root: Path, metric: str = "linea
         scores = [s[metric] for s in list(result.results["clients"].values())[cell.clients_shown] if metric in s]
         if scores:
             values.append(mean(scores))
+        if metric in result.results.get("global", {}):
+            shared.append(result.results["global"][metric])
         trained = [e for e in folder.events() if e["event"] == "client" and e["round"] > 0 and "bytes_up" in e]
         sent.append(mean(e["bytes_up"] + e["bytes_down"] for e in trained))
     return {
@@ -199,6 +201,7 @@ def score(cell: Cell, scale: Scale, seeds: int, root: Path, metric: str = "linea
         "mean": mean(values) if values else None,
         "sd_over_seeds": stdev(values) if len(values) > 1 else None,
         "bytes_per_client_and_round": round(mean(sent)) if sent else None,
+        "global_mean": mean(shared) if shared else None,
         "paper": cell.figure,
     }
 

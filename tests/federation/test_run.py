@@ -336,6 +336,13 @@ def test_a_client_that_is_too_slow_is_left_out_and_its_work_is_stopped(tmp_path:
         assert reply.has_error()  # the new worker answers: there is no run at that place
 
 
+def test_few_labels_are_probed_frozen_and_fine_tuned(tmp_path: Path) -> None:
+    few = ["evaluation.label_shares=[0.1]", "evaluation.finetune_epochs=1", "evaluation.untrained=false"]
+    folder = run(tmp_path / "run", "rounds=1", "method=local", "evaluation.every=0", "engine.workers=1", *few)
+    scores = folder.read_json("results.json")["clients"]["client-000"]
+    assert set(scores) == {"linear_all", "linear_own", "linear_10%", "finetune_10%"}
+
+
 def test_cifar10_runs_end_to_end(cifar10: Path, tmp_path: Path) -> None:
     folder = run(tmp_path / "run", "data.source=cifar10", "data.side=16", "rounds=1", "partition.classes_per_client=2")
     assert folder.read_json("facts.json")["classes"][0] == "airplane"

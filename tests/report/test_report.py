@@ -9,7 +9,7 @@ import pytest
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.report import plots
-from hetero_ssfl.report.tables import Result, compare_rows, metric_names, results_table, spread
+from hetero_ssfl.report.tables import Result, compare_rows, metric_names, paired_interval, results_table, spread
 from hetero_ssfl.runs import RunFolder
 
 
@@ -63,6 +63,16 @@ def test_a_picture_of_an_unknown_kind_is_one_sentence(tmp_path: Path) -> None:
     figure, _ = plots.subplots(figsize=(2, 2))
     with pytest.raises(ConfigError, match=r"\.png"):
         plots.save(figure, tmp_path / "a.xyz")
+
+
+def test_the_interval_is_of_paired_differences(tmp_path: Path) -> None:
+    """Clients differ by 50 points from each other, but each gains 9 to 11, which only pairing can see."""
+    alone = [make(tmp_path / f"a{s}", [10.0, 60.0], "method=local", f"seed={s}") for s in range(3)]
+    together = [make(tmp_path / f"t{s}", [19.0, 71.0], f"seed={s}") for s in range(3)]
+    low, high = paired_interval(alone, together, "linear_all") or (0, 0)
+    assert 9 <= low < 10 < high <= 11
+    assert paired_interval(alone, alone, "linear_all") == [0, 0]
+    assert paired_interval(alone[:1], together[1:2], "linear_all") is None
 
 
 def test_spread_is_mean_and_sample_deviation() -> None:

@@ -1,7 +1,18 @@
 """What the encoders learned: probes on frozen features, and how alike the clients are."""
 
 from .features import extract_features
+from .finetune import finetune, share_of_labels
 from .geometry import mutual_cka
 from .probes import Labeled, few_labels, knn_probe, linear_probe, probe
 
-__all__ = ["Labeled", "extract_features", "few_labels", "knn_probe", "linear_probe", "mutual_cka", "probe"]
+__all__ = [
+    "Labeled",
+    "extract_features",
+    "few_labels",
+    "finetune",
+    "knn_probe",
+    "linear_probe",
+    "mutual_cka",
+    "probe",
+    "share_of_labels",
+]

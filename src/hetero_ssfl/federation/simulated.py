@@ -17,7 +17,7 @@ from .. import __version__
 from ..config import Config, parse_config
 from ..data import Images, digest, load_images, load_rad, split_training_images
 from ..errors import ConfigError, ProtocolError
-from ..evaluation import Labeled, extract_features, few_labels, probe
+from ..evaluation import Labeled, extract_features, few_labels, finetune, probe, share_of_labels
 from ..methods import METHODS
 from ..models import Learner, build_learner, count_parameters
 from ..runs import RunFolder, load_tensors, save_tensors
@@ -175,6 +175,12 @@ def evaluate(site: Site, number: int, learner: Learner, split: str) -> dict[str,
     if len(own) > 1 and len(test.only(own).y):  # one class alone is always right
         scores = probe(fit.only(own), test.only(own), config.evaluation, config.seed)
         results |= {f"{name}_own": value for name, value in scores.items()}
+    for share in config.evaluation.label_shares if split == "test" else ():
+        few = share_of_labels(fit.y, share, config.seed)
+        scores = probe(Labeled(fit.x[few], fit.y[few]), test, config.evaluation, config.seed)
+        results |= {f"{name}_{share:.0%}": value for name, value in scores.items()}
+        tuned = finetune(encoder, train.subset(pool[few]), held_out, config.evaluation, config.seed)
+        results[f"finetune_{share:.0%}"] = tuned
     return results
 
 

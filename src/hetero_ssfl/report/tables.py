@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from ..config import Config, EngineConfig
@@ -109,14 +110,39 @@ def compare_rows(results: list[Result], metric: str) -> list[dict[str, Any]]:
         first = rows[0]["per_seed"]
         shared = [seed for seed in row["per_seed"] if seed in first]
         row["difference_to_first"] = mean(row["per_seed"][s] - first[s] for s in shared) if shared else None
+    for row, members in zip(rows, groups.values(), strict=True):
+        row["interval"] = paired_interval(next(iter(groups.values())), members, metric)
     return rows
+
+
+def paired_interval(first: list[Result], second: list[Result], metric: str, draws: int = 4000) -> list[float] | None:
+    """95 % bootstrap interval of the mean difference (second - first) of the same client at the same seed.
+
+    Seeds are drawn first and then clients within each, because clients of one run are not independent.
+    """
+    by_seed = {r.config.seed: r for r in first}
+    differences = []
+    for run in second:
+        other = by_seed.get(run.config.seed)
+        names = [n for n in run.results["clients"] if other and other.score(n, metric) is not None]
+        pairs = [(run.score(n, metric), other.score(n, metric)) for n in names if other]
+        if pairs:
+            differences.append(np.array([a - b for a, b in pairs if a is not None and b is not None]))
+    if not differences:
+        return None
+    rng = np.random.default_rng(0)
+    means = np.empty(draws)
+    for draw in range(draws):
+        seeds = rng.integers(len(differences), size=len(differences))
+        means[draw] = np.mean([rng.choice(differences[s], len(differences[s])).mean() for s in seeds])
+    return [float(value) for value in np.quantile(means, [0.025, 0.975])]
 
 
 def compare_table(rows: list[dict[str, Any]]) -> Table:
     metric = rows[0]["metric"]
     table = Table(title=f"test accuracy (%), {metric.replace('_', ', ')}; difference to the first on equal seeds")
     table.add_column("run")
-    for heading in ("seeds", "mean", "sd over seeds", "sd over clients", "difference"):
+    for heading in ("seeds", "mean", "sd over seeds", "sd over clients", "difference", "95 % interval"):
         table.add_column(heading, justify="right")
     for row in rows:
         difference = row["difference_to_first"]
@@ -125,6 +151,7 @@ def compare_table(rows: list[dict[str, Any]]) -> Table:
             ", ".join(map(str, row["seeds"])),
             *[_number(row[key]) for key in ("mean", "sd_over_seeds", "sd_over_clients")],
             "-" if difference is None else f"{difference:+.1f}",
+            "-" if row["interval"] is None else "{:+.1f} to {:+.1f}".format(*row["interval"]),
         )
     return table
 

@@ -1,0 +1,49 @@
+"""Semi-supervised evaluation: the whole encoder goes on learning from a few labels."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import EvaluationConfig
+from ..data import Images, to_input
+from ..seeding import global_seed, rng_for
+
+
+def finetune(encoder: nn.Module, train: Images, test: Images, config: EvaluationConfig, seed: int) -> float:
+    """Accuracy in percent on `test` after training a copy of the encoder and a linear layer on `train`."""
+    assert train.labels is not None
+    assert test.labels is not None
+    classes, targets = train.labels.unique(return_inverse=True)
+    device = next(encoder.parameters()).device
+    tuned = copy.deepcopy(encoder).train()
+    with torch.no_grad():
+        width = encoder(to_input(train.pixels[:2]).to(device)).shape[1]
+    with global_seed(seed, "finetune"):
+        model = nn.Sequential(tuned, nn.Linear(width, len(classes))).to(device)
+        optimiser = torch.optim.Adam(model.parameters(), lr=config.finetune_lr)
+        rng = rng_for(seed, "finetune order")
+        batch = min(64, len(train))
+        for _ in range(config.finetune_epochs):
+            for rows in torch.randperm(len(train), generator=rng).split(batch):
+                if len(rows) < 2:  # BatchNorm has nothing to say about one image
+                    continue
+                loss = F.cross_entropy(model(to_input(train.pixels[rows].to(device))), targets[rows].to(device))
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                optimiser.step()
+    model.eval()
+    with torch.no_grad():
+        parts = [model(to_input(rows.to(device))).argmax(1).cpu() for rows in test.pixels.split(512)]
+    return 100 * float((classes[torch.cat(parts)] == test.labels).double().mean())
+
+
+def share_of_labels(labels: Tensor, share: float, seed: int) -> Tensor:
+    """Rows of a random share of each class's examples, at least one of each."""
+    order = torch.randperm(len(labels), generator=rng_for(seed, "share of labels"))
+    chosen = []
+    for label in labels.unique():
+        members = order[labels[order] == label]
+        chosen.append(members[: max(1, round(share * len(members)))])
+    return torch.cat(chosen).sort().values
