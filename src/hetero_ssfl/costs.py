@@ -1,13 +1,14 @@
 """What a run would cost, found by building its parts and measuring one small step: nothing is trained."""
 
 import time
+from functools import lru_cache
 from typing import Any
 
 import torch
 from rich.table import Table
 from torch import Tensor
 
-from .config import Config
+from .config import ClientsConfig, Config, ModelConfig, OptimConfig, SslConfig
 from .data import Images, load_images, split_training_images, to_input
 from .federation.records import content_size, pack
 from .methods import METHODS, Broadcast, method_for
@@ -15,12 +16,15 @@ from .methods.averaging import shared_weights
 from .models import Learner, build_learner, count_parameters
 from .training import Client
 
+PUBLIC = {"cifar10": (50_000, 32, 10), "cifar100": (50_000, 32, 100), "tiny-imagenet": (100_000, 64, 200)}
+"""Training images, side and classes of the whole public data sets."""
+
 
 def costs_of(name: str, config: Config) -> dict[str, Any]:
     """Per model: parameters, steps, bytes, memory, and time on one core of this machine."""
     method_for(config)
     torch.set_num_threads(1)
-    images = load_images(config.data, "train")
+    images = _images(config)
     split = split_training_images(config, images)
     channels, side = images.pixels.shape[1:3]
     classes = len(images.classes) if METHODS[config.method].needs_labels else None
@@ -38,7 +42,7 @@ def costs_of(name: str, config: Config) -> dict[str, Any]:
                 "steps_per_round": steps,
                 "bytes_per_round": message_bytes(config, learner, to_input(images.pixels[:2])),
                 "memory_bytes": networks + 2 * trainable,  # gradients and momentum; activations come on top
-                "seconds_per_step": seconds_per_step(config, learner, images),
+                "seconds_per_step": seconds_per_step(config, config.model_of(number), channels, side, classes),
             }
         )
     busy = sum(m["steps_per_round"] * m["seconds_per_step"] for m in models) / len(models)
@@ -50,6 +54,16 @@ def costs_of(name: str, config: Config) -> dict[str, Any]:
         "models": models,
         "core_hours": hours,
     }
+
+
+def _images(config: Config) -> Images:
+    """The training images; for the public sets blank ones of the right number and shape, so that none are fetched."""
+    if config.data.source not in PUBLIC:
+        return load_images(config.data, "train")
+    count, side, classes = PUBLIC[config.data.source]
+    side = config.data.side or side
+    blank = torch.zeros(1, 3, side, side, dtype=torch.uint8).expand(count, -1, -1, -1)  # takes no memory
+    return Images(blank, torch.arange(count) % classes, tuple(map(str, range(classes))))
 
 
 def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int:
@@ -66,22 +80,34 @@ def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int:
     return sum(content_size(pack({"factor": torch.zeros(rows, c, dtype=wire)})) for c in columns)
 
 
-def seconds_per_step(config: Config, learner: Learner, images: Images) -> float:
-    """Real local updates on a few images, scaled to the batch; a RAD batch counts as half a pair of views."""
-    count = min(config.optim.batch, 4 if count_parameters(learner.encoder) > 2_000_000 else 64)
-    few = config.model_copy(update={"local_epochs": 1, "optim": config.optim.model_copy(update={"batch": count})})
-    pixels = images.pixels[:count]
-    labels = images.labels[:count] if images.labels is not None and METHODS[config.method].needs_labels else None
-    client = Client("measured", few, learner, pixels, pixels, labels)
-    method, times = method_for(few), []
-    for _ in range(3):  # the first is the warm-up
+def seconds_per_step(config: Config, model: ModelConfig, channels: int, side: int, classes: int | None) -> float:
+    """From a measured image; a RAD batch counts as half a pair of views."""
+    images = float(config.optim.batch)
+    if config.method == "hetero-ssfl" and config.alignment.mu > 0:
+        images += min(config.alignment.rad_batch or config.rad.size, config.rad.size) / 2
+    return images * _seconds_per_image(model, config.ssl, channels, side, classes)
+
+
+@lru_cache(maxsize=64)
+def _seconds_per_image(model: ModelConfig, ssl: SslConfig, channels: int, side: int, classes: int | None) -> float:
+    """Real local updates of one step on a few blank images; the best of two after a warm-up."""
+    learner = build_learner(model, ssl, channels, side, 0, classes=classes)
+    count = 4 if count_parameters(learner.encoder) > 2_000_000 else 64
+    config = Config(
+        method="fedavg" if classes else "local",
+        local_epochs=1,
+        clients=ClientsConfig(count=1, models=(model,)),
+        ssl=ssl,
+        optim=OptimConfig(batch=count),
+    )
+    pixels = torch.zeros(count, channels, side, side, dtype=torch.uint8)
+    labels = torch.arange(count) % classes if classes else None
+    client, method, times = Client("measured", config, learner, pixels, pixels, labels), method_for(config), []
+    for _ in range(3):
         started = time.perf_counter()
         method.local_update(client, Broadcast(1))
         times.append(time.perf_counter() - started)
-    rad_batch = min(config.alignment.rad_batch or config.rad.size, config.rad.size)
-    aligned = config.method == "hetero-ssfl" and config.alignment.mu > 0
-    share = 1 + rad_batch / (2 * config.optim.batch) if aligned else 1.0
-    return min(times[1:]) / count * config.optim.batch * share
+    return min(times[1:]) / count
 
 
 def cost_table(costs: list[dict[str, Any]]) -> Table:

@@ -137,7 +137,7 @@ def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(
             f"cannot load '{source}': {reason}. Check the name and that it holds images; "
-            "a hub id needs a network connection the first time."
+            "a hub id needs a network connection the first time (or a folder of that name under HETERO_SSFL_DATA)."
         ) from None
 
 
