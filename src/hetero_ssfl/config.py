@@ -199,7 +199,7 @@ class AveragingConfig(Section):
     norm: Literal["euclidean", "layer-mean"] = "euclidean"
     """Of the difference of all parameters, or averaged over layers as in FedU's and FedEMA's published code."""
     divergence: Literal["global", "training"] = "global"
-    """FedU: global against local encoder (the paper), or before against after the last training (the code)."""
+    """Global against local encoder (the papers), or before against after the last training (published code)."""
 
 
 class EvaluationConfig(Section):

@@ -11,7 +11,7 @@ from hetero_ssfl.config import load_config
 from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState
 from hetero_ssfl.training import Client
 
-MODULES = [importlib.import_module(f"hetero_ssfl.methods.{name}") for name in ("averaging", "fedu", "fedema")]
+AVERAGING = importlib.import_module("hetero_ssfl.methods.averaging")
 
 
 class OneWeight(nn.Module):
@@ -60,8 +60,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
             client.round = round_number
             return {}
 
-        for module in MODULES:
-            monkeypatch.setattr(module, "train", train)
+        monkeypatch.setattr(AVERAGING, "train", train)
 
     set_step(0.0)
     return set_step
@@ -137,7 +136,7 @@ def test_fedema_fixes_lambda_after_the_first_participation(training: Callable[[f
 def test_fedema_moves_a_returning_client_part_of_the_way() -> None:
     """lambda 0.05 and distance 8 keep m = 0.4 of the local networks; the target stays."""
     client = make("a", 2.0, 10.0, target=3.0)
-    state = state_after(4, a={"lambda": torch.tensor(0.05), "round": torch.tensor(4)})
+    state = state_after(4, a={"lambda": torch.tensor(0.05), "drift": torch.tensor(2.0), "round": torch.tensor(4)})
     fedema = method("fedema")
     fedema.local_update(client, fedema.broadcast(state, "a"))
     assert client.learner.values() == pytest.approx((0.4 * 2 + 0.6 * 10, 0.4 * 10 + 0.6 * 20, 3.0))
@@ -145,7 +144,7 @@ def test_fedema_moves_a_returning_client_part_of_the_way() -> None:
 
 def test_fedema_keeps_a_client_that_is_very_far_as_it_is() -> None:
     client = make("a", 2.0, 10.0, target=3.0)
-    state = state_after(4, a={"lambda": torch.tensor(1.0), "round": torch.tensor(4)})
+    state = state_after(4, a={"lambda": torch.tensor(1.0), "drift": torch.tensor(2.0), "round": torch.tensor(4)})
     fedema = method("fedema")
     fedema.local_update(client, fedema.broadcast(state, "a"))
     assert client.learner.values() == (2.0, 10.0, 3.0)
@@ -157,3 +156,19 @@ def test_fedema_starts_a_new_or_absent_client_from_the_global_model(kept: dict[s
     fedema = method("fedema")
     fedema.local_update(client, fedema.broadcast(state_after(4, **kept), "a"))
     assert client.learner.values() == (10.0, 20.0, 10.0)
+
+
+def test_fedema_as_published_in_code_measures_the_last_training(training: Callable[[float], None]) -> None:
+    """A first training that moves by 0.5 fixes lambda = 0.7 / 0.5; one that moves by 0.25 then keeps m = 0.35."""
+    fedema = method("fedema", "averaging.divergence=training")
+    client, state = make("a", 0.0, 0.0, rounds=0), ServerState(0, ("a",), globally(10.0, 20.0))
+    for step in (0.5, 0.25):
+        training(step)
+        state = fedema.aggregate(state, {"a": fedema.local_update(client, fedema.broadcast(state, "a"))})
+    assert float(state.clients["a"]["lambda"]) == pytest.approx(0.7 / 0.5)
+    training(0.0)
+    with torch.no_grad():
+        client.learner.encoder.weight.fill_(0.0)
+    wanted = 0.65 * state.shared["encoder.weight"].item()
+    fedema.local_update(client, fedema.broadcast(state, "a"))
+    assert client.learner.encoder.weight.item() == pytest.approx(wanted)

@@ -89,6 +89,20 @@ def load_shared(client: Client, weights: Mapping[str, Tensor], also_target: bool
             learner.target.load_state_dict(learner.online.state_dict())
 
 
+def global_weights(down: Broadcast) -> dict[str, Tensor]:
+    """The networks in a broadcast, without what else it carries."""
+    return {key: value for key, value in down.arrays.items() if key.startswith(SHARED)}
+
+
+def measured_training(client: Client, round_number: int) -> dict[str, float]:
+    """Train, and measure how far that moved the encoder (`drift`); nothing in the opening."""
+    if round_number == 0:
+        return {}
+    before = shared_weights(client.learner)
+    metrics = train(client, round_number)
+    return {**metrics, "drift": divergence(before, shared_weights(client.learner), client.config.averaging.norm)}
+
+
 def divergence(a: Mapping[str, Tensor], b: Mapping[str, Tensor], norm: str) -> float:
     """||W_a - W_b|| over all parameters of the online encoder (with its projector), or the mean over its layers.
 

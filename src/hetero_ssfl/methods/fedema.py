@@ -6,6 +6,9 @@
    global ones; then it trains;
 3. the client returns its networks; the server averages them as FedBYOL does;
 4. after a client's first participation the server fixes lambda_k = tau / ||W_g - W_k||, with the new global model.
+
+The published code measures both distances from before to after the client's own training, averaged over layers:
+`averaging.divergence = "training"`, `averaging.norm = "layer-mean"`.
 """
 
 from collections.abc import Mapping
@@ -13,8 +16,8 @@ from dataclasses import replace
 
 import torch
 
-from ..training import Client, train
-from .averaging import FedBYOL, divergence, load_shared, shared_weights
+from ..training import Client
+from .averaging import FedBYOL, divergence, global_weights, load_shared, measured_training, shared_weights
 from .base import Broadcast, ClientId, ServerState, Update
 
 
@@ -23,31 +26,36 @@ class FedEMA(FedBYOL):
 
     def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
         kept = state.clients.get(client, {})
-        recent = "lambda" in kept and int(kept["round"]) == state.round
-        return Broadcast(state.round + 1, {**state.shared, **({"lambda": kept["lambda"]} if recent else {})})
+        took_part = "lambda" in kept and int(kept["round"]) == state.round
+        more = {key: kept[key] for key in ("lambda", "drift")} if took_part else {}
+        return Broadcast(state.round + 1, {**state.shared, **more})
 
     def local_update(self, client: Client, down: Broadcast) -> Update:
-        weights = {key: value for key, value in down.arrays.items() if key != "lambda"}
-        own = shared_weights(client.learner)
+        weights, own = global_weights(down), shared_weights(client.learner)
         if "lambda" in down.arrays:
-            distance = divergence(weights, own, self.config.averaging.norm)
+            as_in_code = self.config.averaging.divergence == "training"
+            moved = float(down.arrays["drift"])
+            distance = moved if as_in_code else divergence(weights, own, self.config.averaging.norm)
             share = min(float(down.arrays["lambda"]) * distance, 1.0)
             weights = {k: torch.lerp(w, own[k], share) if w.is_floating_point() else w for k, w in weights.items()}
             load_shared(client, weights)
         else:
             load_shared(client, weights, also_target=True)
-        metrics = train(client, down.round) if down.round > 0 else {}
+        metrics = measured_training(client, down.round)
         return Update(len(client.pixels), shared_weights(client.learner), metrics)
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
         after = super().aggregate(state, updates)
         if after.round == 0:  # the opening: nobody has trained yet
             return after
-        kept = dict(state.clients)
+        settings, kept = self.config.averaging, dict(state.clients)
         for name, update in updates.items():
+            drift = update.metrics["drift"]
             scale = kept.get(name, {}).get("lambda")
             if scale is None:
-                distance = divergence(after.shared, update.arrays, self.config.averaging.norm)
-                scale = torch.tensor(self.config.averaging.tau / max(distance, 1e-12))
-            kept[name] = {"lambda": scale, "round": torch.tensor(after.round)}
+                distance = divergence(after.shared, update.arrays, settings.norm)
+                scale = torch.tensor(
+                    settings.tau / max(drift if settings.divergence == "training" else distance, 1e-12)
+                )
+            kept[name] = {"lambda": scale, "drift": torch.tensor(drift), "round": torch.tensor(after.round)}
         return replace(after, clients=kept)

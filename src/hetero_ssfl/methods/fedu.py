@@ -14,8 +14,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..training import Client, train
-from .averaging import FedBYOL, divergence, load_shared, shared_weights
+from ..training import Client
+from .averaging import FedBYOL, divergence, global_weights, load_shared, measured_training, shared_weights
 from .base import Broadcast, ClientId, ServerState, Update
 
 
@@ -23,20 +23,15 @@ class FedU(FedBYOL):
     name = "fedu"
 
     def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
-        drift = state.clients.get(client, {})  # how far the client's last training moved its encoder
-        return Broadcast(state.round + 1, {**state.shared, **drift})
+        return Broadcast(state.round + 1, {**state.shared, **state.clients.get(client, {})})
 
     def local_update(self, client: Client, down: Broadcast) -> Update:
-        weights = {key: value for key, value in down.arrays.items() if key != "drift"}
+        weights = global_weights(down)
         if weights and not self.takes_predictor(client, weights, down.arrays.get("drift")):
             weights = {key: value for key, value in weights.items() if not key.startswith("predictor.")}
         load_shared(client, weights)
-        before = shared_weights(client.learner)
-        metrics = train(client, down.round) if down.round > 0 else {}
-        after = shared_weights(client.learner)
-        moved = divergence(before, after, self.config.averaging.norm)
-        drift = {"drift": torch.tensor(moved)} if down.round > 0 else {}
-        return Update(len(client.pixels), {**after, **drift}, metrics)
+        metrics = measured_training(client, down.round)
+        return Update(len(client.pixels), shared_weights(client.learner), metrics)
 
     def takes_predictor(self, client: Client, weights: Mapping[str, Tensor], drift: Tensor | None) -> bool:
         settings = self.config.averaging
@@ -47,8 +42,5 @@ class FedU(FedBYOL):
         return divergence(weights, shared_weights(client.learner), settings.norm) < settings.threshold
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
-        drifts = {name: {"drift": u.arrays["drift"]} for name, u in updates.items() if "drift" in u.arrays}
-        plain = {
-            name: replace(u, arrays={k: v for k, v in u.arrays.items() if k != "drift"}) for name, u in updates.items()
-        }
-        return replace(super().aggregate(state, plain), clients={**state.clients, **drifts})
+        drifts = {n: {"drift": torch.tensor(u.metrics["drift"])} for n, u in updates.items() if "drift" in u.metrics}
+        return replace(super().aggregate(state, updates), clients={**state.clients, **drifts})
