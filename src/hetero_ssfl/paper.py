@@ -58,7 +58,7 @@ MU = {"CIFAR-10": "0.5", "CIFAR-100": "0.5", "Tiny-ImageNet": "1"}
 SCALES: dict[str, tuple[str, list[str], tuple[str, str]]] = {
     "full": ("paper", [], ("resnet18", "resnet34")),
     "laptop": ("cifar10-laptop", ["evaluation.every=0"], ("resnet10(width=16)", "resnet14(width=16)")),
-    "smoke": ("smoke", ["evaluation.every=0", "rounds=1"], ("resnet8(width=4)", "resnet8(width=8)")),
+    "smoke": ("smoke", ["evaluation.every=0", "local_epochs=2"], ("resnet8(width=4)", "resnet8(width=8)")),
 }
 
 CLIENTS = {"5 (5)": (5, 5), "20 (5)": (20, 5), "100 (10)": (100, 10)}
