@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .config import ClientsConfig, Config, ModelConfig, OptimConfig, SslConfig
 from .data import Images, load_images, split_training_images, to_input
+from .federation.engine import torch_threads
 from .federation.records import content_size, pack
 from .methods import METHODS, Broadcast, method_for
 from .methods.averaging import shared_weights
@@ -23,7 +24,6 @@ PUBLIC = {"cifar10": (50_000, 32, 10), "cifar100": (50_000, 32, 100), "tiny-imag
 def costs_of(name: str, config: Config) -> dict[str, Any]:
     """Per model: parameters, steps, bytes, memory, and time on one core of this machine."""
     method_for(config)
-    torch.set_num_threads(1)
     images = _images(config)
     split = split_training_images(config, images)
     channels, side = images.pixels.shape[1:3]
@@ -103,10 +103,11 @@ def _seconds_per_image(model: ModelConfig, ssl: SslConfig, channels: int, side: 
     pixels = torch.zeros(count, channels, side, side, dtype=torch.uint8)
     labels = torch.arange(count) % classes if classes else None
     client, method, times = Client("measured", config, learner, pixels, pixels, labels), method_for(config), []
-    for _ in range(3):
-        started = time.perf_counter()
-        method.local_update(client, Broadcast(1))
-        times.append(time.perf_counter() - started)
+    with torch_threads(1):
+        for _ in range(3):
+            started = time.perf_counter()
+            method.local_update(client, Broadcast(1))
+            times.append(time.perf_counter() - started)
     return min(times[1:]) / count
 
 

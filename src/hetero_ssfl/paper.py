@@ -193,7 +193,8 @@ def score(cell: Cell, scale: Scale, seeds: int, root: Path, metric: str = "linea
         if metric in result.results.get("global", {}):
             shared.append(result.results["global"][metric])
         trained = [e for e in folder.events() if e["event"] == "client" and e["round"] > 0 and "bytes_up" in e]
-        sent.append(mean(e["bytes_up"] + e["bytes_down"] for e in trained))
+        if trained:
+            sent.append(mean(e["bytes_up"] + e["bytes_down"] for e in trained))
     return {
         "cell": cell.name,
         "metric": metric,

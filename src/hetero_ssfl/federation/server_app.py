@@ -8,7 +8,6 @@
 The state saved after a round is its commit point: a run killed anywhere goes on from there and ends with the same bits.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from statistics import stdev
@@ -24,8 +23,6 @@ from ..methods import ClientId, Method, ServerState, Update, method_for
 from ..runs import RunFolder, load_tensors, resume_command, save_tensors
 from ..seeding import rng_for
 from .records import Scalar, encoded_size, metrics_of, pack, pack_broadcast, read_update, settings_of
-
-log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
