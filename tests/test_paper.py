@@ -1,8 +1,11 @@
 """The paper's tables: every cell is a config that can run, and the figures are the paper's."""
 
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
+from statistics import stdev
 
 import pytest
 
@@ -48,10 +51,17 @@ def test_an_unknown_cell_names_the_nearest() -> None:
 
 
 def test_the_table_shows_the_papers_figure_beside_ours() -> None:
-    entry = {"cell": "CIFAR-10/FedU", "mean": 12.34, "sd_over_seeds": 0.56, "bytes_per_client_and_round": 1000}
+    entry = {
+        "cell": "CIFAR-10/FedU",
+        "metric": "linear_all",
+        "mean": 12.34,
+        "sd_over_seeds": 0.56,
+        "sd_over_clients": 1.23,
+        "bytes_per_client_and_round": 1000,
+    }
     columns = {column.header: list(column.cells) for column in paper_table("table1", [entry], "smoke").columns}
     row = columns["method"].index("FedU")
-    assert columns["CIFAR-10"][row] == "12.3 ± 0.6 | 79.6 ± 0.5"
+    assert columns["CIFAR-10"][row] == r"12.3 ± 0.6 \[1.2] | 79.6 ± 0.5"  # the backslash keeps rich from reading markup
     assert columns["CIFAR-100"][row] == "- | 58.9 ± 0.12"
 
 
@@ -89,3 +99,37 @@ def test_cells_are_run_once_and_both_columns_of_table_4_come_from_one_run(
     assert isinstance(cells, list)
     scores = [s["linear_all"] for s in json.loads(result.read_text())["clients"].values()]
     assert [c["mean"] for c in cells] == pytest.approx([sum(scores[0::2]) / 3, sum(scores[1::2]) / 2])
+    assert [c["sd_over_clients"] for c in cells] == pytest.approx([stdev(scores[0::2]), stdev(scores[1::2])])
+    own = call(monkeypatch, capsys, *arguments, "--metric", "linear_own")["cells"]
+    assert isinstance(own, list)
+    assert {c["metric"] for c in own} == {"linear_own"}
+    assert [c["mean"] for c in own] != [c["mean"] for c in cells]
+
+
+def test_a_killed_table_loses_no_finished_cell(tmp_path: Path) -> None:
+    arguments = ["paper", "table4", "--scale", "smoke", "--root", str(tmp_path), "--quiet"]
+    command = [sys.executable, "-c", "from hetero_ssfl.cli import main; main()", *arguments]
+    folders = [tmp_path / "smoke" / "table4" / f"all-{row}-seed0" for row in ("local-SSL", "Hetero-SSFL")]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (folders[1] / "server.safetensors").exists():  # the second cell has a round behind it
+        assert first.poll() is None
+        time.sleep(0.02)
+    first.kill()
+    first.wait()
+    assert not (folders[1] / "results.json").exists()
+    kept = {path: path.stat().st_mtime_ns for path in folders[0].rglob("*.safetensors")}
+    kept[folders[0] / "results.json"] = (folders[0] / "results.json").stat().st_mtime_ns
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert all(path.stat().st_mtime_ns == written for path, written in kept.items())
+    assert len(list(tmp_path.rglob("results.json"))) == 3
+
+
+def test_an_unknown_metric_names_those_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["table4", "--scale", "smoke", "--root", str(tmp_path), "--only", "local SSL", "--quiet"]
+    monkeypatch.setattr(sys, "argv", ["hetero-ssfl", "paper", *arguments, "--metric", "linear_every"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert "linear_all, linear_own" in capsys.readouterr().err.replace("\n", " ")

@@ -235,6 +235,9 @@ def paper(
     scale: Annotated[Literal["full", "laptop", "smoke"], typer.Option(help="How large.")] = "laptop",
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions, seeds 0 to N-1.")] = 1,
     only: Annotated[str | None, typer.Option(help="A cell (CIFAR-10/FedEMA), a row or a column.")] = None,
+    metric: Annotated[
+        str, typer.Option(help="linear_all, linear_own (classes the client holds), knn_all, finetune_1%, ...")
+    ] = "linear_all",
     root: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/paper"),
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Build everything, train nothing, print the cost.")
@@ -264,7 +267,7 @@ def paper(
     except KeyboardInterrupt:
         err.print("Interrupted. Finished cells are kept; the same command goes on.")
         sys.exit(130)
-    scores = [score(cell, scale, seeds, root) for cell in cells]
+    scores = [score(cell, scale, seeds, root, metric) for cell in cells]
     if as_json:
         _print_json({"table": table, "scale": scale, "cells": scores})
     else:

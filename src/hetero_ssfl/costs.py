@@ -13,7 +13,7 @@ from .data import Images, load_images, split_training_images, to_input
 from .federation.engine import torch_threads
 from .federation.records import content_size, pack
 from .methods import METHODS, Broadcast, method_for
-from .methods.averaging import shared_weights
+from .methods.averaging import FedBYOL, shared_weights
 from .models import Learner, build_learner, count_parameters
 from .training import Client
 
@@ -30,6 +30,8 @@ def costs_of(name: str, config: Config) -> dict[str, Any]:
     classes = len(images.classes) if METHODS[config.method].needs_labels else None
     models = []
     for number in range(min(len(config.clients.models), config.clients.count)):
+        # Measured first, on networks of its own: two models of this size at once would not fit the bound of a dry run.
+        seconds = seconds_per_step(config, config.model_of(number), channels, side, classes)
         learner = build_learner(config.model_of(number), config.ssl, channels, side, config.seed, classes=classes)
         largest = max(len(share) for share in split.clients[number :: len(config.clients.models)])
         steps = max(1, largest // config.optim.batch) * config.local_epochs
@@ -42,9 +44,10 @@ def costs_of(name: str, config: Config) -> dict[str, Any]:
                 "steps_per_round": steps,
                 "bytes_per_round": message_bytes(config, learner, to_input(images.pixels[:2])),
                 "memory_bytes": networks + 2 * trainable,  # gradients and momentum; activations come on top
-                "seconds_per_step": seconds_per_step(config, config.model_of(number), channels, side, classes),
+                "seconds_per_step": seconds,
             }
         )
+        del learner
     busy = sum(m["steps_per_round"] * m["seconds_per_step"] for m in models) / len(models)
     hours = busy * config.clients.selected_per_round() * config.rounds / 3600
     return {
@@ -68,8 +71,10 @@ def _images(config: Config) -> Images:
 
 def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int:
     """Both ways, one client and round, measured on contents of the real shapes."""
-    if METHODS[config.method].averages_weights:
-        return 2 * content_size(pack(shared_weights(learner)))
+    method = method_for(config)
+    if isinstance(method, FedBYOL):
+        weights = shared_weights(learner, method.shared)
+        return 2 * sum(content_size(pack({key: value})) for key, value in weights.items())
     if config.method != "hetero-ssfl":
         return 0
     with torch.no_grad():

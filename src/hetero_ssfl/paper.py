@@ -57,7 +57,7 @@ MU = {"CIFAR-10": "0.5", "CIFAR-100": "0.5", "Tiny-ImageNet": "1"}
 # preset, overrides, (small model, large model): clients of Hetero-SSFL alternate, all others have the large one.
 SCALES: dict[str, tuple[str, list[str], tuple[str, str]]] = {
     "full": ("paper", [], ("resnet18", "resnet34")),
-    "laptop": ("cifar10-laptop", ["evaluation.every=0"], ("resnet10(width=16)", "resnet14(width=16)")),
+    "laptop": ("cifar10-laptop", ["evaluation.every=0"], ("resnet8(width=16)", "resnet14(width=16)")),
     "smoke": ("smoke", ["evaluation.every=0", "local_epochs=2"], ("resnet8(width=4)", "resnet8(width=8)")),
 }
 
@@ -180,16 +180,22 @@ def run_cells(cells: list[Cell], scale: Scale, seeds: int, root: Path, console: 
 
 
 def score(cell: Cell, scale: Scale, seeds: int, root: Path, metric: str = "linear_all") -> dict[str, Any]:
-    """A cell's accuracy: of the last round, mean over its clients, then mean and deviation over seeds."""
-    values, sent, shared = list[float](), list[float](), list[float]()
+    """A cell's accuracy: of the last round, mean and deviation over its clients, then over seeds."""
+    values, spreads, sent, shared = list[float](), list[float](), list[float](), list[float]()
     for seed in range(seeds):
         folder = RunFolder(cell.folder(root, scale, seed))
         if not folder.finished:
             continue
         result = Result.read(folder)
-        scores = [s[metric] for s in list(result.results["clients"].values())[cell.clients_shown] if metric in s]
+        clients = list(result.results["clients"].values())
+        known = sorted({key for figures in clients for key in figures})
+        scores = [figures[metric] for figures in clients[cell.clients_shown] if metric in figures]
+        if not scores and known:
+            raise ConfigError(f"no figure '{metric}' in '{folder.path}'. Choose --metric from: {', '.join(known)}.")
         if scores:
             values.append(mean(scores))
+        if len(scores) > 1:
+            spreads.append(stdev(scores))
         if metric in result.results.get("global", {}):
             shared.append(result.results["global"][metric])
         trained = [e for e in folder.events() if e["event"] == "client" and e["round"] > 0 and "bytes_up" in e]
@@ -201,6 +207,7 @@ def score(cell: Cell, scale: Scale, seeds: int, root: Path, metric: str = "linea
         "seeds": len(values),
         "mean": mean(values) if values else None,
         "sd_over_seeds": stdev(values) if len(values) > 1 else None,
+        "sd_over_clients": mean(spreads) if spreads else None,
         "bytes_per_client_and_round": round(mean(sent)) if sent else None,
         "global_mean": mean(shared) if shared else None,
         "paper": cell.figure,
@@ -216,7 +223,10 @@ def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) ->
         "table4": "Table 4: alone and together",
     }
     stand_in = "; digits stand in for every data set" if scale == "smoke" else ""
-    out = Table(title=f"{titles[table]}, scale {scale}{stand_in}. Test accuracy (%), last round: here | in the paper")
+    out = Table(
+        title=f"{titles[table]}, scale {scale}{stand_in}. Test accuracy (%, {scores[0]['metric']}), last round: "
+        "mean ± deviation over seeds [deviation over clients] | in the paper"
+    )
     out.add_column("method")
     for column in COLUMNS[table]:
         out.add_column(column, justify="right")
@@ -233,4 +243,9 @@ def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) ->
 def _accuracy(entry: dict[str, Any]) -> str:
     if entry.get("mean") is None:
         return "-"
-    return f"{entry['mean']:.1f}" + (f" ± {entry['sd_over_seeds']:.1f}" if entry["sd_over_seeds"] is not None else "")
+    seeds, clients = entry["sd_over_seeds"], entry["sd_over_clients"]
+    return (
+        f"{entry['mean']:.1f}"
+        + (f" ± {seeds:.1f}" if seeds is not None else "")
+        + (f" \\[{clients:.1f}]" if clients is not None else "")
+    )

@@ -258,6 +258,8 @@ def test_averaging_methods_run_end_to_end_and_probe_the_global_model(tmp_path: P
         v.numel() * 4 for k, v in load_tensors(folder.path / "server.safetensors")[0].items() if "shared" in k
     )
     assert all(0.9 * weights < size < 1.5 * weights + 5000 for size in sent)
+    opening = [e["client"] for e in folder.events() if e["event"] == "client" and e["round"] == 0]
+    assert opening == ["client-000"]  # whose initialisation all start from
 
 
 def test_a_small_memory_budget_changes_no_number(tmp_path: Path) -> None:

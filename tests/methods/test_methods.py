@@ -42,9 +42,10 @@ def make_client(config: Config, number: int = 0) -> Client:
 def play(method: Method, config: Config, rounds: int) -> tuple[ServerState, list[Client]]:
     """The server loop without an engine."""
     clients = [make_client(config, k) for k in range(config.clients.count)]
-    state = ServerState(-1 if method.opening else 0, tuple(c.name for c in clients))
+    state = ServerState(0 if method.opening == "nobody" else -1, tuple(c.name for c in clients))
     while state.round < rounds:
-        updates = {c.name: method.local_update(c, method.broadcast(state, c.name)) for c in clients}
+        asked = clients[:1] if state.round < 0 and method.opening == "first" else clients
+        updates = {c.name: method.local_update(c, method.broadcast(state, c.name)) for c in asked}
         for name, update in updates.items():
             method.check(state, name, update)
         state = method.aggregate(state, updates)
@@ -257,6 +258,8 @@ def test_supervised_fedavg_learns_its_labels_and_leaves_the_heads_of_byol_alone(
     changed = {k.partition(".")[0] for k in before if not torch.equal(before[k], after[k])}
     assert {"encoder", "classifier"} <= changed
     assert "predictor" not in changed
+    sent = method.local_update(client, Broadcast(4)).arrays
+    assert {key.partition(".")[0] for key in sent} == {"encoder", "classifier"}
 
 
 def test_an_unknown_method_names_the_nearest() -> None:

@@ -1,7 +1,7 @@
 """The server's side: one loop for every method and every engine.
 
 1. hello      ask each node its name (node ids are random, names are not);
-2. opening    where the method wants it, every client answers once, untrained;
+2. opening    where the method wants it, all clients or the first answer once, untrained;
 3. rounds     sample clients by name, broadcast, wait for replies up to a deadline, check, aggregate, save;
 4. the end    every client is probed on the test images, once, and keeps its encoder as a model.
 
@@ -42,13 +42,13 @@ class Server:
 
     def run(self) -> None:
         roster = self.hello()
-        state = self.restore() or ServerState(-1 if self.method.opening else 0, roster)
+        state = self.restore() or ServerState(0 if self.method.opening == "nobody" else -1, roster)
         self.folder.forget_events_after(state.round)
         self.listen({"event": "start", "round": max(0, state.round), "rounds": self.config.rounds, "clients": roster})
         if state.round <= 0 and self.config.evaluation.every and not self.folder.events():
             self.folder.append_events([self.evaluate(0, "validation")])
         if state.round < 0:
-            state = self.play(state, roster)
+            state = self.play(state, roster if self.method.opening == "all" else roster[:1])
         while state.round < self.config.rounds:
             state = self.play(state, self.sample(state))
         self.finish(state)
@@ -74,7 +74,7 @@ class Server:
                 event["warning"] = f"features have collapsed (spread {update.metrics['spread']:.3f})"
                 self.listen({"event": "warning", "round": number, "text": f"{name}: {event['warning']}"})
             events.append(event)
-        needed = self.config.engine.min_replies
+        needed = min(self.config.engine.min_replies, len(selected))
         if len(updates) < needed:
             raise RunError(
                 f"round {number} got {len(updates)} usable replies, expected at least {needed}. First reason: "

@@ -20,15 +20,17 @@ from ..training import Client, train
 from .base import Broadcast, ClientId, Method, ServerState, Update
 
 ENCODER = ("encoder.", "projector.")
-SHARED = (*ENCODER, "predictor.", "classifier.")
+NETWORKS = (*ENCODER, "predictor.")
 STATISTICS = ("running_mean", "running_var")
 
 
 class FedBYOL(Method):
     name = "fedbyol"
     ssl_kind: ClassVar[str | None] = "byol"
-    opening = True  # the first global model is one of the clients' untrained ones
+    opening = "first"  # all start from one initialisation: an average of several is none
     averages_weights = True
+    shared: ClassVar[tuple[str, ...]] = NETWORKS
+    """What travels, by the beginning of its name."""
 
     def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
         return Broadcast(state.round + 1, state.shared)
@@ -36,7 +38,7 @@ class FedBYOL(Method):
     def local_update(self, client: Client, down: Broadcast) -> Update:
         load_shared(client, down.arrays)
         metrics = self.train(client, down.round) if down.round > 0 else {}
-        return Update(len(client.pixels), shared_weights(client.learner), metrics)
+        return Update(len(client.pixels), shared_weights(client.learner, self.shared), metrics)
 
     def train(self, client: Client, round_number: int) -> dict[str, float]:
         return train(client, round_number)
@@ -46,8 +48,6 @@ class FedBYOL(Method):
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
         present = [name for name in state.roster if name in updates]
-        if state.round < 0:  # the opening: start all from one initialisation, an average of several is none
-            present = present[:1]
         models = [updates[name].arrays for name in present]
         shared = average(models, [updates[name].examples for name in present])
         return replace(state, round=state.round + 1, shared=shared)
@@ -61,11 +61,12 @@ class FedSimSiam(FedBYOL):
 
 
 class FedAvg(FedBYOL):
-    """Supervised: encoder and a linear classifier on one view of each labeled image. The heads of BYOL stay idle."""
+    """Supervised: encoder and a linear classifier on one view of each labeled image. BYOL's heads idle at home."""
 
     name = "fedavg"
     ssl_kind = None
     needs_labels = True
+    shared = ("encoder.", "classifier.")
 
     def train(self, client: Client, round_number: int) -> dict[str, float]:
         return train(client, round_number, objective=supervised)
@@ -91,7 +92,7 @@ def load_shared(client: Client, weights: Mapping[str, Tensor], also_target: bool
 
 def global_weights(down: Broadcast) -> dict[str, Tensor]:
     """The networks in a broadcast, without what else it carries."""
-    return {key: value for key, value in down.arrays.items() if key.startswith(SHARED)}
+    return {key: value for key, value in down.arrays.items() if key.startswith(NETWORKS)}
 
 
 def measured_training(client: Client, round_number: int) -> dict[str, float]:
@@ -115,8 +116,8 @@ def divergence(a: Mapping[str, Tensor], b: Mapping[str, Tensor], norm: str) -> f
     return sum(float((a[k].double() - b[k].double()).square().sum()) for k in keys) ** 0.5
 
 
-def shared_weights(learner: Learner) -> dict[str, Tensor]:
-    return {k: v.detach().clone() for k, v in learner.state_dict().items() if k.startswith(SHARED)}
+def shared_weights(learner: Learner, parts: tuple[str, ...] = NETWORKS) -> dict[str, Tensor]:
+    return {k: v.detach().clone() for k, v in learner.state_dict().items() if k.startswith(parts)}
 
 
 def average(models: list[Mapping[str, Tensor]], sizes: list[int]) -> dict[str, Tensor]:

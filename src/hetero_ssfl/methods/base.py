@@ -4,13 +4,13 @@ The server loop (federation/server_app.py) and the training loop (training.py) a
 1. `broadcast`     the server says what goes down to one client;
 2. `local_update`  the client trains on it and says what goes up;
 3. `aggregate`     the server turns the replies of a round into its next state.
-Round 0 is an opening: where `opening` is set, every client answers once without having trained.
+Round 0 is an opening, where the method wants one: all clients, or the first, answer once without having trained.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -53,8 +53,8 @@ class ServerState:
 
 class Method(ABC):
     name: ClassVar[str]
-    opening: ClassVar[bool] = False
-    """Every client answers once, untrained, before round 1."""
+    opening: ClassVar[Literal["nobody", "first", "all"]] = "nobody"
+    """Which clients answer once, untrained, before round 1."""
     averages_weights: ClassVar[bool] = False
     """Needs equal models everywhere."""
     needs_labels: ClassVar[bool] = False

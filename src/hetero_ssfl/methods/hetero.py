@@ -26,7 +26,7 @@ from .base import Broadcast, ClientId, Method, ServerState, Update
 
 class HeteroSSFL(Method):
     name = "hetero-ssfl"
-    opening = True  # Algorithm 1 computes K_mean(0) from the untrained models
+    opening = "all"  # Algorithm 1 computes K_mean(0) from the untrained models
 
     def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
         arrays: Mapping[str, Tensor] = state.shared
