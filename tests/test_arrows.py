@@ -27,12 +27,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": BASE | {"runs"},
     "progress": set(),
     "doctor": set(),
+    "deploy": BASE | {"progress"},
     "demo": BASE | {"federation", "report", "progress", "runs"},
     "paper": BASE | {"federation", "report", "progress", "runs"},
     "costs": CORE | {"federation"},
     "sweep": BASE | {"federation", "report", "progress"},
     "cli": BASE
-    | {"__init__", "data", "federation", "report", "progress", "runs", "demo", "doctor", "paper", "costs", "sweep"},
+    | {"__init__", "data", "federation", "report", "progress", "runs"}
+    | {"demo", "doctor", "paper", "costs", "sweep", "deploy"},
 }
 
 

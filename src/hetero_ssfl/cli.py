@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from .deploy.commands import app as deploy_app
 from .errors import HeteroSSFLError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(deploy_app, name="deploy")
 
 # Without a terminal rich assumes 80 columns, which breaks tables in log files.
 out = Console(width=None if sys.stdout.isatty() else 140)

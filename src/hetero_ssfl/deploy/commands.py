@@ -1,0 +1,53 @@
+"""`hetero-ssfl deploy ...`: parse, call, print. Heavy imports wait until a command needs them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+app = typer.Typer(help="Take a federation to several machines, or rehearse that on this one.", no_args_is_help=True)
+out = Console(soft_wrap=True, highlight=False)
+err = Console(soft_wrap=True, highlight=False, stderr=True)
+
+Folder = Annotated[Path, typer.Argument(help="The folder of the deployment.", show_default=False)]
+Days = Annotated[int, typer.Option(min=1, max=7300, help="How long the server's certificate is valid.")]
+
+
+@app.command()
+def init(
+    folder: Folder,
+    nodes: Annotated[int, typer.Option(min=1, max=999, help="How many participants.")] = 3,
+    host: Annotated[str, typer.Option(help="The server's name or address, as the nodes see it.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The one port of the server.")] = 9092,
+    data: Annotated[str, typer.Option(help="Each node's images: a folder beside node.toml, or a data set.")] = "images",
+    rad: Annotated[str, typer.Option(help="The public images: a folder or a data set on the server.")] = "digits",
+    days: Days = 825,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS and no keys: for tests in a closed network.")
+    ] = False,
+) -> None:
+    """Write all that the server and each participant need: keys, certificates, settings, scripts, instructions.
+
+    Examples: `hetero-ssfl deploy init fl --nodes 5 --host fl.example.org`,
+    `hetero-ssfl deploy init try --data digits` to try it at once with `hetero-ssfl deploy local try`.
+    """
+    from .layout import Deployment
+    from .writing import initialise
+
+    names = tuple(f"node-{number}" for number in range(1, nodes + 1))
+    initialise(Deployment(folder.absolute(), names, host, port, not insecure), days, data, rad)
+    if insecure:
+        err.print("[yellow]warning:[/] without TLS and keys anybody who reaches the port takes part and reads along.")
+    out.print(f"{escape(str(folder))}/README.md says who does what on which machine.")
+
+
+@app.command()
+def renew(folder: Folder, days: Days = 825) -> None:
+    """Give the server a new certificate, signed by ca/ca.key; nodes need nothing new."""
+    from .layout import Deployment
+    from .writing import renew_certificate
+
+    until = renew_certificate(Deployment.load(folder), days)
+    out.print(f"valid until {until}. Carry server/server.crt and server/server.key to the server and restart it there.")

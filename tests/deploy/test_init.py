@@ -1,0 +1,181 @@
+"""`deploy init`: what each machine gets, who may read it, and that it is all or nothing."""
+
+import ipaddress
+import stat
+import subprocess
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+from typer.testing import CliRunner
+
+from hetero_ssfl.cli import app
+from hetero_ssfl.config import load_config
+from hetero_ssfl.deploy import pki, writing
+from hetero_ssfl.deploy.layout import Deployment, tomllib
+from hetero_ssfl.deploy.writing import initialise, renew_certificate
+from hetero_ssfl.errors import ConfigError
+from hetero_ssfl.models.encoders import build_encoder
+
+SECRETS = {
+    "ca/ca.key",
+    "server/server.key",
+    "server/superexec.secret",
+    "nodes/node-1/node.key",
+    "nodes/node-2/node.key",
+}
+
+
+def deployment(folder: Path, host: str = "fl.example.org", secure: bool = True) -> Deployment:
+    return Deployment(folder, ("node-1", "node-2"), host, 9443, secure)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    it = deployment(tmp_path_factory.mktemp("deploy") / "fl")
+    initialise(it)
+    return it
+
+
+def accepts(certificate: bytes, authority: bytes, host: str, when: datetime | None = None) -> bool:
+    """Whether a client that trusts `authority` takes this certificate for `host`."""
+    try:
+        name: x509.DNSName | x509.IPAddress = x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        name = x509.DNSName(host)
+    builder = PolicyBuilder().store(Store([x509.load_pem_x509_certificate(authority)]))
+    verifier = builder.time(when or datetime.now(timezone.utc)).build_server_verifier(name)
+    try:
+        verifier.verify(x509.load_pem_x509_certificate(certificate), [])
+    except VerificationError:
+        return False
+    return True
+
+
+def test_only_the_owner_may_read_what_is_secret(made: Deployment) -> None:
+    files = {str(path.relative_to(made.folder)): path for path in made.folder.rglob("*") if path.is_file()}
+    assert files.keys() >= SECRETS
+    private = {name for name, path in files.items() if stat.S_IMODE(path.stat().st_mode) & 0o077 == 0}
+    assert private == SECRETS
+    for name, path in files.items():
+        assert ("PRIVATE KEY" in path.read_text()) == name.endswith(".key"), name
+
+
+def test_the_server_is_known_by_its_ca_and_its_names_only(made: Deployment) -> None:
+    certificate, authority = (made.server / "server.crt").read_bytes(), (made.node("node-2") / "ca.crt").read_bytes()
+    assert accepts(certificate, authority, "fl.example.org")
+    assert accepts(certificate, authority, "127.0.0.1")
+    assert not accepts(certificate, authority, "other.example.org")
+    assert not accepts(certificate, pki.new_authority().certificate_pem(), "fl.example.org")
+    in_years = datetime.now(timezone.utc) + timedelta(days=830)
+    assert not accepts(certificate, authority, "fl.example.org", in_years)
+
+
+def test_the_server_cannot_sign_for_others(made: Deployment) -> None:
+    server = pki.load((made.server / "server.crt").read_bytes(), (made.server / "server.key").read_bytes())
+    forged = pki.server_certificate(server, "fl.example.org")
+    assert not accepts(forged.certificate_pem(), (made.server / "ca.crt").read_bytes(), "fl.example.org")
+
+
+@pytest.mark.parametrize("host", ["192.0.2.7", "2001:db8::7", "localhost", "a-b.example.org"])
+def test_a_host_is_a_name_or_an_address(host: str) -> None:
+    authority = pki.new_authority()
+    assert accepts(pki.server_certificate(authority, host).certificate_pem(), authority.certificate_pem(), host)
+
+
+@pytest.mark.parametrize("host", ["https://a.org", "a.org:80", "a b", "", "192.0.2.777", "-a.org", "*.org"])
+def test_what_is_no_host_is_refused(host: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither an IP address nor a DNS name"):
+        initialise(deployment(tmp_path / "fl", host))
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_node_has_a_key_of_its_own_that_the_server_can_register(made: Deployment) -> None:
+    seen = set()
+    for name in made.nodes:
+        key = load_ssh_private_key((made.node(name) / "node.key").read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        assert isinstance(key.curve, ec.SECP384R1)
+        registered = (made.server / "node-keys" / f"{name}.pub").read_bytes()
+        assert load_ssh_public_key(registered) == key.public_key()
+        assert registered == (made.node(name) / "node.pub").read_bytes()
+        seen.add(registered)
+    assert len(seen) == 2
+
+
+def test_the_settings_can_be_used_as_they_are(made: Deployment) -> None:
+    config = load_config(str(made.server / "federation.toml"))
+    assert (config.clients.count, config.rad.source) == (2, "digits")
+    node = tomllib.loads((made.node("node-2") / "node.toml").read_text())
+    assert (node["name"], node["data"]["source"], node["limits"]["weights_may_leave"]) == ("node-2", "images", False)
+    for encoder in writing.ENCODERS:
+        build_encoder(encoder, 3, 32)
+
+
+def test_scripts_are_valid_and_belong_to_this_deployment(made: Deployment) -> None:
+    scripts = list(made.folder.rglob("*.sh"))
+    assert len(scripts) == 10
+    for script in scripts:
+        subprocess.run(["sh", "-n", script], check=True)
+        assert str(made.folder) not in script.read_text()  # the folder is carried elsewhere
+    assert "fl.example.org:9443" in (made.node("node-1") / "start.sh").read_text()
+    assert '"${BIND:-0.0.0.0}" --port 9443' in (made.server / "start-superlink.sh").read_text()
+
+
+def test_a_deployment_is_read_as_it_was_written(made: Deployment) -> None:
+    assert Deployment.load(made.folder) == made
+    with pytest.raises(ConfigError, match="holds no deployment"):
+        Deployment.load(made.folder / "server")
+
+
+def test_awkward_values_stay_values(tmp_path: Path) -> None:
+    initialise(deployment(tmp_path / "fl"), data='a "quoted" \\ folder', rad="x'y")
+    node = tomllib.loads((tmp_path / "fl/nodes/node-1/node.toml").read_text())
+    assert node["data"]["source"] == 'a "quoted" \\ folder'
+    assert load_config(str(tmp_path / "fl/server/federation.toml")).rad.source == "x'y"
+
+
+def test_insecure_has_no_keys_and_says_so(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "fl"), "--insecure"])
+    assert shown.exit_code == 0
+    assert "anybody who reaches the port" in shown.stderr
+    names = {path.name for path in (tmp_path / "fl").rglob("*")}
+    assert not names & {"ca.crt", "ca.key", "server.crt", "server.key", "node.key", "node-keys"}
+    assert "INSECURE" in (tmp_path / "fl/README.md").read_text()
+    assert "--insecure" in (tmp_path / "fl/nodes/node-3/start.sh").read_text()
+
+
+def test_nothing_is_overwritten(made: Deployment) -> None:
+    before = (made.server / "server.key").read_bytes()
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        initialise(made)
+    assert (made.server / "server.key").read_bytes() == before
+
+
+def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writing.Writer, "write_about", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        initialise(deployment(tmp_path / "fl"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_renewed_certificate_is_one_the_nodes_already_trust(tmp_path: Path) -> None:
+    it = deployment(tmp_path / "fl")
+    initialise(it, days=1)
+    authority, old = (it.node("node-1") / "ca.crt").read_bytes(), (it.server / "server.crt").read_bytes()
+    renew_certificate(it, 100)
+    new = pki.load((it.server / "server.crt").read_bytes(), (it.server / "server.key").read_bytes())
+    in_a_month = datetime.now(timezone.utc) + timedelta(days=30)
+    assert not accepts(old, authority, it.host, in_a_month)
+    assert accepts(new.certificate_pem(), authority, it.host, in_a_month)
+    assert stat.S_IMODE((it.server / "server.key").stat().st_mode) == 0o600
+    (it.folder / "ca/ca.key").unlink()
+    with pytest.raises(ConfigError, match="in their place"):
+        renew_certificate(it, 100)
