@@ -1,5 +1,7 @@
 """`hetero-ssfl deploy ...`: parse, call, print. Heavy imports wait until a command needs them."""
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -51,3 +53,37 @@ def renew(folder: Folder, days: Days = 825) -> None:
 
     until = renew_certificate(Deployment.load(folder), days)
     out.print(f"valid until {until}. Carry server/server.crt and server/server.key to the server and restart it there.")
+
+
+@app.command()
+def local(
+    folder: Folder,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Another port for the SuperLink.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier rehearsal instead of going on.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Rehearse the deployment on this machine: all its programs, with its keys, until the run is finished.
+
+    What ends too early is started again; Ctrl-C stops everything, and the same command goes on.
+    """
+    from ..config import load_config
+    from ..progress import RunView
+    from .layout import Deployment
+    from .local import Rehearsal
+    from .watch import RunWatch
+
+    deployment = Deployment.load(folder)
+    config = load_config(str(deployment.server / "federation.toml"))
+    rehearsal = Rehearsal(deployment, port)
+    if fresh:
+        shutil.rmtree(rehearsal.run_dir, ignore_errors=True)
+    with RunView(err, config.name, quiet) as view:
+        watch = RunWatch(rehearsal.run_dir, view)
+        try:
+            if not watch.finished:
+                with rehearsal:
+                    rehearsal.run(watch)
+        except KeyboardInterrupt:
+            err.print("Interrupted. Everything is stopped; finished rounds are kept. The same command goes on.")
+            sys.exit(130)
+    out.print(f"finished; run folder: {escape(str(rehearsal.run_dir))} (--fresh rehearses once more)")

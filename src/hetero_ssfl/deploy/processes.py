@@ -1,0 +1,118 @@
+"""Programs that are started, watched, started again, and ended together with all they started themselves."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+PAUSES = (2.0, 5.0, 10.0)  # seconds before the first, the second and every later start in a row
+STEADY = 60.0  # a program that ran for so many seconds had no trouble starting
+GRACE = 10.0  # seconds to put things in order when told to stop
+
+
+class Watchdog:
+    """A small process that kills what we started if we are killed ourselves."""
+
+    def __init__(self) -> None:
+        script = Path(__file__).with_name("watchdog.py")
+        self.child = subprocess.Popen(
+            [sys.executable, "-I", script], stdin=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def guard(self, group: int) -> None:
+        self._tell(f"+{group}\n")
+
+    def release(self, group: int) -> None:
+        self._tell(f"-{group}\n")
+
+    def close(self) -> None:
+        self.child.communicate()
+
+    def _tell(self, line: str) -> None:
+        assert self.child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # somebody killed it; that is no reason to stop working
+            self.child.stdin.write(line)
+            self.child.stdin.flush()
+
+
+class Process:
+    """One program in a process group of its own, its output in a log file."""
+
+    def __init__(
+        self, command: Sequence[str], log: Path, cwd: Path, environment: Mapping[str, str], watchdog: Watchdog
+    ) -> None:
+        self.command, self.log, self.cwd, self.environment, self.watchdog = command, log, cwd, environment, watchdog
+        self.name = log.stem
+        self.child: subprocess.Popen[bytes] | None = None
+        self.falls, self.began = 0, 0.0
+        self.again: float | None = None
+
+    def start(self) -> None:
+        self.kill()  # what an earlier one left behind in its group must not work beside the new one
+        with self.log.open("ab") as log:
+            self.child = subprocess.Popen(
+                self.command,
+                cwd=self.cwd,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.watchdog.guard(self.child.pid)
+        self.began, self.again = time.monotonic(), None
+
+    @property
+    def pid(self) -> int:
+        assert self.child is not None, f"{self.name} was never started"
+        return self.child.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.child is not None and self.child.poll() is None
+
+    def revive(self) -> str | None:
+        """Start it again, after a pause, if it ended. Returns a sentence when that is news."""
+        if self.child is None or self.alive:
+            return None
+        now = time.monotonic()
+        if self.again is None:
+            self.falls = 1 if now - self.began > STEADY else self.falls + 1
+            pause = PAUSES[min(self.falls, len(PAUSES)) - 1]
+            self.again = now + pause
+            note = (
+                f"{self.name} ended with code {self.child.returncode} and starts again in {pause:g} s, see {self.log}"
+            )
+            return note if self.falls <= len(PAUSES) else None
+        if now >= self.again:
+            self.start()
+        return None
+
+    def stop(self) -> None:
+        """Ask it to end, wait, and kill what is left of its group."""
+        if self.child is not None and self.alive:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.wait(GRACE)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and all it started, at once, as a crash of its machine would."""
+        if self.child is not None:
+            self._signal(signal.SIGKILL)
+            self.child.wait()
+            self.watchdog.release(self.child.pid)
+            self.child = None
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def last_words(self) -> str:
+        """The last line of the log that says something."""
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1] if lines else "its log is empty"

@@ -1,0 +1,62 @@
+"""A run folder, read while another process writes it, as events for a view."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..progress import RunView
+
+
+class RunWatch:
+    """Tells a view what has happened in a run folder since the last look."""
+
+    def __init__(self, run_dir: Path, view: RunView) -> None:
+        self.run_dir, self.view = run_dir, view
+        past = self._events()
+        self.shown, self.status = len(past), ""
+        self.round = max((event["round"] for event in past if event["event"] == "round"), default=0)
+
+    @property
+    def finished(self) -> bool:
+        return (self.run_dir / "results.json").exists()
+
+    def look(self) -> None:
+        self._show_status()
+        events = self._events()
+        self.shown = min(self.shown, len(events))  # a server that goes on drops what an unfinished round left
+        for event in events[self.shown :]:
+            self._show(event)
+        self.shown = len(events)
+
+    def warn(self, text: str) -> None:
+        self.view({"event": "warning", "round": self.round, "text": text})
+
+    def _show(self, event: dict[str, Any]) -> None:
+        self.round = max(self.round, event["round"]) if event["event"] == "round" else self.round
+        if "excluded" in event:
+            event = {"event": "warning", "round": event["round"], "text": event["excluded"]}
+        self.view(event)
+
+    def _show_status(self) -> None:
+        """What the server is doing right now: a bar and a note on a terminal, nothing in a log file."""
+        try:
+            text = (self.run_dir / "status.json").read_text()
+        except FileNotFoundError:
+            return
+        if text == self.status:
+            return
+        self.status, now = text, json.loads(text)
+        if self.view.rounds is None and "rounds" in now:
+            self.view({"event": "start", "round": self.round, "rounds": now["rounds"]})
+        if self.view.rounds is not None:
+            waiting = ", ".join(now.get("waiting_for", []))
+            note = f"{now['phase']}, waiting for {waiting}" if waiting else now["phase"]
+            self.view.bar.update(self.view.rounds, note=note)
+
+    def _events(self) -> list[dict[str, Any]]:
+        try:
+            text = (self.run_dir / "events.jsonl").read_text()
+        except FileNotFoundError:
+            return []
+        complete = text[: text.rfind("\n") + 1]  # the last line may be in the making
+        return [json.loads(line) for line in complete.splitlines()]
