@@ -58,7 +58,8 @@ def benchmark_config(rounds: int) -> Config:
             "optim": {"batch": 64},
             "evaluation": {"every": 0, "probes": [], "untrained": False, "labels_per_class": 1},
             "engine": {"workers": 1, "threads": 1},
-        }
+        },
+        Config,
     )
 
 
@@ -80,7 +81,7 @@ def run_engine(config: Config) -> tuple[float, States]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = start(config, Path(scratch, "run"), listen)
         names = [f"client-{k:03d}" for k in range(config.clients.count)]
-        return ended - begun, [folder.load_client(name, config.rounds) for name in names]
+        return ended - begun, [folder.states(name).load(config.rounds) for name in names]
 
 
 # --- B: the same work without it ----------------------------------------------------------------------

@@ -49,7 +49,8 @@ def config(page: ModuleType) -> Config:
                 "schedule": "constant",
             },
             "alignment": {"mu": page.MU, "rad_batch": 40},
-        }
+        },
+        Config,
     )
 
 

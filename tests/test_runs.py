@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hetero_ssfl.config import load_config
-from hetero_ssfl.errors import RunError
+from hetero_ssfl.errors import ProtocolError, RunError
 from hetero_ssfl.runs import RunFolder, load_tensors, save_tensors, write_atomically
 
 
@@ -97,11 +97,12 @@ def test_events_survive_a_torn_last_line(tmp_path: Path) -> None:
 def test_a_client_keeps_its_two_newest_rounds(tmp_path: Path) -> None:
     folder = make(tmp_path / "a")
     for number in (1, 4, 9):
-        folder.save_client("x", number, {"w": torch.tensor([float(number)])})
-    assert folder.newest_client_round("x", limit=9) == 9
-    assert folder.newest_client_round("x", limit=8) == 4
-    assert folder.newest_client_round("x", limit=3) == 0
-    assert float(folder.load_client("x", 4)["w"]) == 4.0
+        folder.states("x").save(number, {"w": torch.tensor([float(number)])})
+    assert folder.states("x").newest(limit=9) == 9
+    assert folder.states("x").newest(limit=8) == 4
+    with pytest.raises(ProtocolError, match=r"after round 3, but 'x' keeps rounds \[4, 9\]"):
+        folder.states("x").newest(limit=3)  # there was something once; the untrained networks are not it
+    assert float(folder.states("x").load(4)["w"]) == 4.0
 
 
 def test_two_processes_cannot_work_in_one_folder(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from .deploy.commands import app as deploy_app
 from .errors import HeteroSSFLError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .config import Config
     from .runs import RunFolder
 
@@ -82,6 +84,12 @@ def run(
     run_dir: Annotated[Path | None, typer.Option(help="Where to keep it; by default runs/NAME-METHOD-seedN.")] = None,
     set_: Set = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+    engine: Annotated[
+        Literal["in-process", "simulation"] | None, typer.Option(help="Worker processes, or Flower's simulation (Ray).")
+    ] = None,
+    node: Annotated[
+        list[Path] | None, typer.Option(metavar="NODE.toml", help="A participant's own settings file; one for each.")
+    ] = None,
     on_bad_image: BadImage = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -89,13 +97,13 @@ def run(
     """Train a federation on this machine.
 
     Examples: `hetero-ssfl run smoke`, `hetero-ssfl run my.toml --set seed=1 --run-dir runs/a`,
-    `hetero-ssfl run --resume runs/a`.
+    `hetero-ssfl run --resume runs/a`, `hetero-ssfl run federation.toml --node a/node.toml --node b/node.toml`.
     """
     from .config import load_config
     from .errors import ConfigError
 
     if resume is not None:
-        if config or set_ or run_dir or on_bad_image:
+        if config or set_ or run_dir or on_bad_image or engine or node:
             raise ConfigError("--resume goes on with the run as it was: name nothing else than its folder.")
         from .runs import RunFolder
 
@@ -103,19 +111,28 @@ def run(
         _train(folder.config, folder.path, as_json, quiet, folder)
         return
     overrides = [*(set_ or []), *([f"data.on_bad_image={on_bad_image}"] if on_bad_image else [])]
+    overrides += [f"engine.kind={engine}"] if engine else []
+    overrides += [f"clients.count={len(node)}"] if node else []
     settings = load_config(config or "demo", overrides)
     path = run_dir or Path("runs", f"{settings.name}-{settings.method}-seed{settings.seed}")
-    _train(settings, path, as_json, quiet, None)
+    _train(settings, path, as_json, quiet, None, node or ())
 
 
-def _train(config: "Config", path: Path, as_json: bool, quiet: bool, folder: "RunFolder | None") -> None:
+def _train(
+    config: "Config",
+    path: Path,
+    as_json: bool,
+    quiet: bool,
+    folder: "RunFolder | None",
+    nodes: "Sequence[Path]" = (),
+) -> None:
     from .federation import resume, start
     from .progress import RunView
     from .report.tables import Result, results_table
 
     try:
         with RunView(err, config.name, quiet) as view:
-            folder = start(config, path, view) if folder is None else resume(folder, view)
+            folder = start(config, path, view, nodes) if folder is None else resume(folder, view)
     except KeyboardInterrupt:
         _say_how_to_resume(path)
     assert folder is not None
@@ -141,6 +158,28 @@ def _say_how_to_resume(path: Path) -> NoReturn:
         text = "Interrupted before training began; nothing was written."
     err.print(escape(text), highlight=False, soft_wrap=True)
     sys.exit(130)
+
+
+@app.command()
+def status(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, on the machine of the server.")],
+    as_json: Json = False,
+) -> None:
+    """What a run is doing, and how each participant fares.
+
+    Examples: `hetero-ssfl status runs/a`, `watch hetero-ssfl status runs/a`.
+    """
+    from .report.status import read_status, status_table
+    from .runs import RunFolder
+
+    found = read_status(RunFolder.open(run))
+    if as_json:
+        _print_json(found)
+        return
+    out.print(found["summary"], highlight=False)
+    out.print(status_table(found))
+    if found["last_warning"]:
+        out.print(f"last warning: {escape(found['last_warning'])}", highlight=False, soft_wrap=True)
 
 
 @app.command()

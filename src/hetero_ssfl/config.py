@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
 from pydantic import (
@@ -39,6 +39,9 @@ Layer = Literal["encoder", "projector", "predictor"]
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+SectionT = TypeVar("SectionT", bound=Section)
 
 
 class DataConfig(Section):
@@ -85,7 +88,7 @@ class ModelConfig(Section):
     """Hidden width; by default that of `[ssl]`."""
 
 
-def _as_model(value: Any) -> Any:
+def as_model(value: Any) -> Any:
     return {"encoder": value} if isinstance(value, str) else value
 
 
@@ -93,17 +96,17 @@ class ClientsConfig(Section):
     count: PositiveInt = 5
     per_round: PositiveInt | Annotated[float, Field(gt=0, le=1)] = 1.0
     """How many take part in a round: a whole number counts them, a fraction is a share of all."""
-    models: tuple[Annotated[ModelConfig, BeforeValidator(_as_model)], ...] = Field(
+    models: tuple[Annotated[ModelConfig, BeforeValidator(as_model)], ...] = Field(
         default=(ModelConfig(encoder="resnet10(width=16)"),), min_length=1
     )
     """Client k uses entry k modulo the length of the list."""
     weights: Literal["uniform", "size"] | tuple[PositiveFloat, ...] = "uniform"
     """w_j of the consensus: equal, by number of images, or given one by one."""
 
-    def selected_per_round(self) -> int:
-        if isinstance(self.per_round, int):
-            return self.per_round
-        return max(1, round(self.per_round * self.count))
+    def selected_per_round(self, present: int | None = None) -> int:
+        """Of all clients, or of those present."""
+        of = self.count if present is None else present
+        return min(self.per_round, of) if isinstance(self.per_round, int) else max(1, round(self.per_round * of))
 
 
 class SslConfig(Section):
@@ -184,9 +187,22 @@ class AlignmentConfig(Section):
     """Show the client views of the RAD images; the consensus always comes from clean ones."""
     leave_one_out: bool = False
     """Leave the client's own kernel out of the mean it is aligned with."""
+    form: Literal["factor", "sketch"] = "factor"
+    """What a client sends: a factor of its kernel, as wide as its representation; or a sketch of one shape for all
+    clients, of which the server needs only the sum."""
     rank: PositiveInt = 512
-    """Columns of the consensus factor that travel; beyond it the smallest directions are cut."""
+    """Columns of the consensus factor that travel; beyond it the smallest directions are cut. A sketch has exactly this
+    many columns, or one per RAD image if those are fewer, and with that many it loses nothing."""
     wire: Literal["float32", "float16"] = "float32"
+
+    @model_validator(mode="after")
+    def _sketch_fits_the_wire(self) -> "AlignmentConfig":
+        if self.form == "sketch" and self.wire == "float16" and not self.normalize:
+            raise ValueError(
+                "asks for sketches in float16 of kernels without a common scale, which can overflow; "
+                "expected normalize = true or wire = 'float32'"
+            )
+        return self
 
 
 class AveragingConfig(Section):
@@ -225,17 +241,27 @@ class EvaluationConfig(Section):
 
 
 class EngineConfig(Section):
+    kind: Literal["in-process", "simulation"] = "in-process"
+    """Worker processes of this machine, or Flower's Simulation Engine (Ray; `pip install hetero-ssfl[simulation]`)."""
     workers: NonNegativeInt = 0
     """Worker processes; 0 for one per core."""
     threads: PositiveInt = 1
     """Torch threads per worker. Other values change the last bits of the results."""
     device: str = "cpu"
+    cpus_per_client: PositiveFloat = 1.0
+    """Simulation Engine: cores that a client at work holds."""
+    gpus_per_client: NonNegativeFloat = 0.0
+    """Simulation Engine: share of a GPU that a client at work holds."""
     memory_mb: PositiveInt = 4096
     """Budget for client models kept in each worker's memory; idle ones beyond it wait on disk."""
     round_timeout: PositiveFloat = 3600.0 * 12
     """Seconds after which a round goes on without the replies that are still missing."""
     min_replies: PositiveInt = 1
     """Fewer good replies than this end the run (it can be resumed)."""
+    join_timeout: PositiveFloat = 120.0
+    """Seconds that a new node has to say its name, and that a resumed run waits for nodes it knew."""
+    message_mb: PositiveInt = 1024
+    """Messages beyond this size are refused."""
 
 
 class Config(Section):
@@ -259,7 +285,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _possible(self) -> "Config":
         clients, alignment = self.clients, self.alignment
-        if clients.selected_per_round() > clients.count:
+        if isinstance(clients.per_round, int) and clients.per_round > clients.count:
             raise ValueError(
                 f"clients.per_round = {clients.per_round} exceeds clients.count = {clients.count}. "
                 f"Select at most {clients.count}."
@@ -306,7 +332,7 @@ def parse_config(text: str, overrides: Iterable[str] = (), origin: str = "the co
         raise ConfigError(f"{origin} is not valid TOML: {error}. Mend that line.") from None
     for override in overrides:
         _apply(values, override)
-    return validate(values)
+    return validate(values, Config)
 
 
 def load_config(preset_or_path: str, overrides: Iterable[str] = ()) -> Config:
@@ -333,12 +359,12 @@ def preset_names() -> list[str]:
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def validate(values: dict[str, Any]) -> Config:
-    """Build a Config from plain values; the first thing wrong becomes one ConfigError."""
+def validate(values: dict[str, Any], kind: type[SectionT]) -> SectionT:
+    """Build settings from plain values; the first thing wrong becomes one ConfigError."""
     try:
-        return Config.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(_explain(error, kind)) from None
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
@@ -356,7 +382,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         values[leaf] = text.strip()  # a bare word, so that nobody has to quote twice in a shell
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, kind: type[Section]) -> str:
     # A union reports each member it tried; the deepest location is the one the user meant.
     problem = max(error.errors(), key=lambda e: (e["type"] == "extra_forbidden", len(e["loc"])))
     unknown = problem["type"] == "extra_forbidden"
@@ -367,7 +393,7 @@ def _explain(error: ValidationError) -> str:
         where.append(last)
     key = ".".join(map(str, where))
     if unknown:
-        section: Any = Config
+        section: Any = kind
         for part in where[:-1]:
             annotation = section.model_fields[part].annotation if isinstance(part, str) else ModelConfig
             section = annotation if isinstance(annotation, type) else ModelConfig

@@ -34,7 +34,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from .config import Config, parse_config
-from .errors import RunError
+from .errors import HeteroSSFLError, ProtocolError, RunError
 
 FORMAT = 1
 
@@ -58,6 +58,10 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise RunError(f"cannot write '{path}': {error.strerror}. Make room there; nothing was lost.") from None
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(content, indent=2).encode() + b"\n")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
@@ -120,16 +124,9 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One process at a time trains in a folder; the lock goes with the process, however it ends."""
-        try:
-            file = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise RunError(f"cannot write in '{self.path}': {error.strerror}. Check who may write there.") from None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise RunError(f"another process is working in '{self.path}'. Wait for it or stop it.") from None
+        """One process at a time trains in a folder."""
+        busy = RunError(f"another process is working in '{self.path}'. Wait for it or stop it.")
+        with _locked(self.path / ".lock", busy):
             yield
 
     @property
@@ -154,7 +151,7 @@ class RunFolder:
         return content
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        write_atomically(self.path / name, json.dumps(content, indent=2).encode() + b"\n")
+        write_json(self.path / name, content)
 
     # --- events ---
 
@@ -186,22 +183,69 @@ class RunFolder:
         kept = [event for event in self.events() if event["round"] <= round_number]
         write_atomically(self.path / "events.jsonl", "".join(json.dumps(e) + "\n" for e in kept).encode())
 
-    # --- a client's own state ---
+    # --- clients ---
 
-    def save_client(self, name: str, round_number: int, tensors: Mapping[str, Tensor]) -> None:
-        """Keep the two newest rounds: a server that crashed asks for the older one again."""
-        folder = self.path / "clients" / name
-        save_tensors(folder / f"round-{round_number:06d}.safetensors", tensors)
-        for old in sorted(folder.glob("round-*.safetensors"))[:-2]:
-            old.unlink(missing_ok=True)  # a worker of a killed run may be about to end here too
+    def states(self, name: str) -> "StateFolder":
+        """A simulated client's own networks."""
+        return StateFolder(self.path / "clients" / name)
 
-    def newest_client_round(self, name: str, limit: int) -> int:
+
+class StateFolder:
+    """A participant's own networks after its two newest rounds, on its own disk.
+
+    Two, because a server that crashed before it saved a round asks for that round again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def save(self, round_number: int, tensors: Mapping[str, Tensor]) -> None:
+        save_tensors(self._file(round_number), tensors)
+        for old in self._saved()[:-2]:
+            self._file(old).unlink(missing_ok=True)  # a worker of a killed run may be about to end here too
+
+    def newest(self, limit: int) -> int:
         """The newest saved round that is not after `limit`; 0 for the untrained client."""
-        saved = [int(f.stem.removeprefix("round-")) for f in (self.path / "clients" / name).glob("round-*.safetensors")]
-        return max((r for r in saved if r <= limit), default=0)
+        saved = self._saved()
+        found = max((r for r in saved if r <= limit), default=0)
+        if not found and len(saved) > 1:
+            raise ProtocolError(
+                f"asked for the networks after round {limit}, but '{self.path.name}' keeps rounds {saved} only. "
+                "The server's run folder may be an old copy: continue with the newest one."
+            )
+        return found
 
-    def load_client(self, name: str, round_number: int) -> dict[str, Tensor]:
-        return load_tensors(self.path / "clients" / name / f"round-{round_number:06d}.safetensors")[0]
+    def load(self, round_number: int) -> dict[str, Tensor]:
+        return load_tensors(self._file(round_number))[0]
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """One training at a time: a server that gave up waiting may ask again while the old work still runs."""
+        busy = ProtocolError(f"'{self.path.name}' is still busy with an earlier instruction. Ask again next round.")
+        with _locked(self.path / ".lock", busy):
+            yield
+
+    def _saved(self) -> list[int]:
+        return sorted(int(file.stem.removeprefix("round-")) for file in self.path.glob("round-*.safetensors"))
+
+    def _file(self, round_number: int) -> Path:
+        return self.path / f"round-{round_number:06d}.safetensors"
+
+
+@contextmanager
+def _locked(path: Path, busy: HeteroSSFLError) -> Iterator[None]:
+    """Hold a file's lock, or raise `busy`; the lock goes with the process, however it ends."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise RunError(f"cannot write in '{path.parent}': {error.strerror}. Check who may write there.") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise busy from None
+        yield
 
 
 def environment() -> dict[str, Any]:

@@ -16,9 +16,10 @@ from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.errors import ConfigError, DataError, RunError
 from hetero_ssfl.federation import resume, start
 from hetero_ssfl.federation.inprocess import InProcessGrid
+from hetero_ssfl.federation.participant import ClientCache
 from hetero_ssfl.federation.records import pack
 from hetero_ssfl.federation.server_app import Server
-from hetero_ssfl.federation.simulated import ClientCache, open_site
+from hetero_ssfl.federation.simulated import open_site
 from hetero_ssfl.methods import ServerState
 from hetero_ssfl.runs import RunFolder, load_tensors
 
@@ -50,8 +51,8 @@ def everything(folder: RunFolder) -> dict[str, Any]:
     events = [{k: v for k, v in e.items() if k not in ("seconds", "bytes_down")} for e in folder.events()]
     tensors = load_tensors(folder.path / "server.safetensors")[0]
     for name in load_tensors(folder.path / "server.safetensors")[1]["roster"]:
-        newest = folder.newest_client_round(name, 10**6)
-        tensors |= {f"{name}/{k}": v for k, v in folder.load_client(name, newest).items()}
+        states = folder.states(name)
+        tensors |= {f"{name}/{k}": v for k, v in states.load(states.newest(10**6)).items()}
     return {"events": events, "results": folder.read_json("results.json"), "tensors": tensors}
 
 
@@ -107,7 +108,8 @@ from hetero_ssfl.federation import resume, start
 from hetero_ssfl.federation.inprocess import InProcessGrid
 from hetero_ssfl.federation.records import pack
 from hetero_ssfl.federation.server_app import Server
-from hetero_ssfl.federation.simulated import ClientCache, open_site
+from hetero_ssfl.federation.participant import ClientCache
+from hetero_ssfl.federation.simulated import open_site
 from hetero_ssfl.methods import ServerState
 from hetero_ssfl.runs import RunFolder
 if __name__ == "__main__":
@@ -149,7 +151,7 @@ def test_partial_participation_touches_only_the_selected(tmp_path: Path) -> None
     assert [e["round"] for e in events] == [1, 2]
     idle = {f"client-{k:03d}" for k in range(3)} - {e["client"] for e in events}
     for name in idle:
-        assert folder.newest_client_round(name, 10**6) == 0
+        assert folder.states(name).newest(10**6) == 0
     tensors, _ = load_tensors(folder.path / "server.safetensors")
     assert all(f"client/{name}/factor" in tensors for name in idle)
 
@@ -271,12 +273,12 @@ def test_a_small_memory_budget_changes_no_number(tmp_path: Path) -> None:
 def test_clients_beyond_the_memory_budget_are_dropped_and_read_back(reference: RunFolder) -> None:
     site = open_site(str(reference.path), reference.config.to_toml())
     cache = ClientCache()
-    first = cache.get(site, 0, limit=3)
-    assert cache.get(site, 0, limit=3) is first
+    first = cache.get(site.participant(0), limit=3)
+    assert cache.get(site.participant(0), limit=3) is first
     cache._shrink(budget=1)
-    cache.get(site, 1, limit=3)
+    cache.get(site.participant(1), limit=3)
     cache._shrink(budget=1)
-    again = cache.get(site, 0, limit=3)
+    again = cache.get(site.participant(0), limit=3)
     assert again is not first
     assert all(torch.equal(v, again.learner.state_dict()[k]) for k, v in first.learner.state_dict().items())
 
@@ -284,8 +286,8 @@ def test_clients_beyond_the_memory_budget_are_dropped_and_read_back(reference: R
 def test_a_client_asked_for_an_earlier_round_goes_back_to_it(reference: RunFolder) -> None:
     site = open_site(str(reference.path), reference.config.to_toml())
     cache = ClientCache()
-    assert cache.get(site, 0, limit=3).round == 3
-    assert cache.get(site, 0, limit=2).round == 2
+    assert cache.get(site.participant(0), limit=3).round == 3
+    assert cache.get(site.participant(0), limit=2).round == 2
 
 
 def test_killed_between_events_and_state_a_round_is_played_again(reference: RunFolder, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from .images import Images, digest, load_images
 from .partition import assign_classes, partition
-from .splits import Split, load_rad, split_training_images
+from .splits import Split, load_rad, load_rad_alone, split_training_images
 from .views import random_view, to_input
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "digest",
     "load_images",
     "load_rad",
+    "load_rad_alone",
     "partition",
     "random_view",
     "split_training_images",

@@ -73,10 +73,14 @@ def load_rad(config: Config, train: Images, split: Split) -> Tensor:
             f"rad.source = '{config.rad.source}' is the clients' own data, expected another data set. "
             "Leave rad.source out: the RAD is then kept apart from every client."
         )
-    side = train.pixels.shape[-1]
-    other = config.data.model_copy(
-        update={"source": config.rad.source, "side": side, "channels": train.pixels.shape[1], "label_column": None}
-    )
+    return load_rad_alone(config, *train.pixels.shape[1:3])
+
+
+def load_rad_alone(config: Config, channels: int | None = None, side: int | None = None) -> Tensor:
+    """From `rad.source`: its first images in random order, in the given shape, that of `[data]`, or their own."""
+    assert config.rad.source is not None
+    wanted = {"channels": channels or config.data.channels, "side": side or config.data.side}
+    other = config.data.model_copy(update={"source": config.rad.source, "label_column": None, **wanted})
     images = load_images(other, "train")
     if len(images) < config.rad.size:
         raise ConfigError(

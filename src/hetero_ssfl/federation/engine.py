@@ -1,9 +1,10 @@
-"""Start or continue a run on this machine."""
+"""Start or continue a run on this machine: on worker processes, or on Flower's Simulation Engine."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Context, RecordDict
@@ -12,12 +13,15 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import RunError
-from ..evaluation import mutual_cka
+from ..evaluation import extract_features, mutual_cka
 from ..methods import method_for
 from ..runs import RunFolder
 from .inprocess import RUN_ID, SERVER_NODE, InProcessGrid
+from .node import find_rad, open_node, read_node
+from .participant import Participant, evaluate
 from .server_app import Listener, Server
-from .simulated import client_name, evaluate, final_learner, open_site, rad_features, set_up
+from .simulated import client_name, open_site, set_up, set_up_for_nodes
+from .status import reporting
 
 
 def server_app(folder: RunFolder, config: Config, listen: Listener) -> ServerApp:
@@ -31,13 +35,13 @@ def server_app(folder: RunFolder, config: Config, listen: Listener) -> ServerApp
     return app
 
 
-def start(config: Config, run_dir: Path, listen: Listener) -> RunFolder:
-    """Create the run folder and run to the end."""
+def start(config: Config, run_dir: Path, listen: Listener, nodes: Sequence[Path] = ()) -> RunFolder:
+    """Create the run folder and run to the end; with `nodes`, each a settings file, participants bring their own."""
     RunFolder(run_dir).must_be_free()
     method_for(config)
-    setup = set_up(config)  # what cannot work is refused before anything is written
-    folder = RunFolder.create(run_dir, config, setup.write)
-    return resume(folder, listen)
+    setup = set_up_for_nodes(config, nodes) if nodes else set_up(config)
+    # What cannot work was refused before anything is written.
+    return resume(RunFolder.create(run_dir, config, setup.write), listen)
 
 
 def start_or_resume(config: Config, run_dir: Path, listen: Listener) -> RunFolder:
@@ -56,19 +60,30 @@ def resume(folder: RunFolder, listen: Listener) -> RunFolder:
     with folder.lock(), torch_threads(config.engine.threads):
         if folder.finished:
             return folder
-        nodes = [
-            {"name": client_name(k), "partition-id": k, "run-dir": str(folder.path.resolve())}
-            for k in range(config.clients.count)
-        ]
+        app = server_app(folder, config, reporting(folder, listen))
+        if config.engine.kind == "simulation":
+            from .simulation import simulate
+
+            simulate(app, folder, config)
+            return folder
         workers = config.engine.workers or os.cpu_count() or 1
 
         def on_progress(name: str, done: float, loss: float) -> None:
             listen({"event": "progress", "client": name, "done": done, "loss": loss})
 
-        with InProcessGrid(nodes, workers, config.engine.threads, on_progress) as grid:
-            app = server_app(folder, config, listen)
+        with InProcessGrid(node_configs(folder), workers, config.engine.threads, on_progress) as grid:
             app(grid, Context(RUN_ID, SERVER_NODE, {}, RecordDict(), {}))
     return folder
+
+
+def node_configs(folder: RunFolder) -> list[dict[str, Any]]:
+    """What each node is told of its place: its settings file, or its row of the simulated split."""
+    paths = folder.read_json("facts.json").get("nodes")
+    if paths:
+        return [{"name": str(path), "settings": path} for path in paths]
+    run_dir = str(folder.path.resolve())
+    count = folder.config.clients.count
+    return [{"name": client_name(k), "partition-id": k, "run-dir": run_dir} for k in range(count)]
 
 
 @contextmanager
@@ -82,15 +97,30 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def participants(folder: RunFolder, config: Config) -> Iterator[Participant]:
+    """Those of a run on this machine, as they are now."""
+    config_toml = config.to_toml()
+    facts = folder.read_json("facts.json")
+    for place in node_configs(folder):
+        if "settings" in place:
+            path = Path(place["settings"])
+            rad = find_rad(read_node(path), facts["rad_digest"])
+            if rad is None:
+                raise RunError(f"the node of '{path}' has no RAD of this run. Continue the run first.")
+            yield open_node(path, config_toml, facts["federation"], rad)
+        else:
+            yield open_site(place["run-dir"], config_toml).participant(place["partition-id"])
+
+
 def reevaluate(folder: RunFolder, config: Config, split: str) -> Iterator[tuple[str, dict[str, float]]]:
     """Probe a run's models again, one client at a time, with other `[evaluation]` settings if wanted."""
-    site = open_site(str(folder.path.resolve()), config.to_toml())
     with torch_threads(config.engine.threads):
-        for number in range(config.clients.count):
-            yield client_name(number), evaluate(site, number, final_learner(site, number), split)
+        for participant in participants(folder, config):
+            yield participant.name, evaluate(participant, participant.newest(), split)
 
 
 def mutual_cka_of(folder: RunFolder, trained: bool) -> Tensor:
     """How alike the clients' encoders see the RAD, before or after the run."""
-    site = open_site(str(folder.path.resolve()), folder.config.to_toml())
-    return mutual_cka(rad_features(site, trained))
+    everyone = list(participants(folder, folder.config))
+    encoders = [(p.newest() if trained else p.untrained()).encoder for p in everyone]
+    return mutual_cka([extract_features(e, p.rad) for e, p in zip(encoders, everyone, strict=True)])

@@ -5,6 +5,7 @@ an idle worker takes over waiting ones, reading their state from disk. Where a c
 """
 
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -45,6 +46,7 @@ def set_identity(node_id: int) -> None:
 def work(connection: Connection, threads: int) -> None:
     """Answer messages until the parent closes the pipe or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    logging.getLogger("hetero_ssfl").addHandler(logging.NullHandler())  # the parent reports; nodes keep no log here
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()

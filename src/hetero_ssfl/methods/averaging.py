@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from ..data import random_view
+from ..errors import ProtocolError
 from ..models import Learner
 from ..training import Client, train
-from .base import Broadcast, ClientId, Method, ServerState, Update
+from .base import Broadcast, ClientId, Method, ServerState, Update, check_like
 
 ENCODER = ("encoder.", "projector.")
 NETWORKS = (*ENCODER, "predictor.")
+LARGEST_STEP = 10.0  # a round cannot multiply the norm of all weights by more
 STATISTICS = ("running_mean", "running_var")
 
 
@@ -45,6 +47,23 @@ class FedBYOL(Method):
 
     def global_model(self, state: ServerState) -> Mapping[str, Tensor]:
         return state.shared
+
+    def check(self, state: ServerState, client: ClientId, update: Update) -> None:
+        super().check(state, client, update)
+        if not state.shared:  # the opening: there is nothing yet to compare with
+            if not update.arrays:
+                raise ProtocolError(f"{client} sent no weights, expected those of its networks.")
+            return
+        check_like(update.arrays, state.shared, client)
+        size, usual = (sum(float(a.double().square().sum()) for a in m.values()) for m in (update.arrays, state.shared))
+        if size > LARGEST_STEP**2 * max(usual, 1.0):
+            raise ProtocolError(f"{client} sent weights {(size / usual) ** 0.5:.0f} times as large as the global ones.")
+
+    def check_broadcast(self, client: Client, down: Broadcast) -> None:
+        super().check_broadcast(client, down)
+        weights = {key: value for key, value in down.arrays.items() if key.startswith(self.shared)}
+        if weights or down.round > 0:
+            check_like(weights, shared_weights(client.learner, self.shared), "the server")
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
         present = [name for name in state.roster if name in updates]

@@ -78,9 +78,11 @@ class Method(ABC):
 
     def check(self, state: ServerState, client: ClientId, update: Update) -> None:
         """Server: raise ProtocolError for a reply that must not be used."""
-        for name, array in update.arrays.items():
-            if not bool(array.isfinite().all()):
-                raise ProtocolError(f"{client} sent '{name}' with values that are not finite, expected numbers.")
+        check_finite(update.arrays, client)
+
+    def check_broadcast(self, client: Client, down: Broadcast) -> None:
+        """Client: raise ProtocolError for an instruction that must not be followed."""
+        check_finite(down.arrays, "the server")
 
     def global_model(self, state: ServerState) -> Mapping[str, Tensor]:
         """Server: the weights of a model for all, where the method has one."""
@@ -89,3 +91,22 @@ class Method(ABC):
     def metrics(self, state: ServerState) -> dict[str, float]:
         """Server: figures about the state, for the events of a round."""
         return {}
+
+
+def check_finite(arrays: Mapping[str, Tensor], sender: str) -> None:
+    for name, array in arrays.items():
+        if not bool(array.isfinite().all()):
+            raise ProtocolError(f"{sender} sent '{name[:40]}' with values that are not finite, expected numbers.")
+
+
+def check_like(arrays: Mapping[str, Tensor], wanted: Mapping[str, Tensor], sender: str) -> None:
+    """The same names, shapes and types."""
+    odd = sorted(arrays.keys() ^ wanted.keys())
+    if odd:
+        raise ProtocolError(
+            f"{sender} sent other arrays than were expected: '{odd[0][:40]}' is on one side only. Are the models equal?"
+        )
+    for name, array in arrays.items():
+        found, expected = ((tuple(a.shape), a.dtype) for a in (array, wanted[name]))
+        if found != expected:
+            raise ProtocolError(f"{sender} sent '{name}' as {found}, expected {expected}. Are the models equal?")

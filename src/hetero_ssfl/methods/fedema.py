@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import torch
 
+from ..errors import ProtocolError
 from ..training import Client
 from .averaging import FedBYOL, divergence, global_weights, load_shared, measured_training, shared_weights
 from .base import Broadcast, ClientId, ServerState, Update
@@ -43,6 +44,11 @@ class FedEMA(FedBYOL):
             load_shared(client, weights, also_target=True)
         metrics = measured_training(client, down.round)
         return Update(len(client.pixels), shared_weights(client.learner), metrics)
+
+    def check(self, state: ServerState, client: ClientId, update: Update) -> None:
+        super().check(state, client, update)
+        if state.round >= 0 and not update.metrics.get("drift", -1.0) >= 0:
+            raise ProtocolError(f"{client} did not say how far its training moved it, expected the figure 'drift'.")
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
         after = super().aggregate(state, updates)

@@ -1,0 +1,32 @@
+"""Structured logs: one JSON object per line on standard error, for the processes that nobody watches."""
+
+import json
+import logging
+import sys
+from datetime import datetime, timezone
+
+
+class JsonLines(logging.Formatter):
+    def __init__(self, who: str) -> None:
+        super().__init__()
+        self.who = who
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname.lower(), "who": self.who, "text": record.getMessage()}
+        line |= getattr(record, "event", {})
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def log_to_stderr(who: str) -> logging.Logger:
+    """All of this package's records, under the name of the node or server that speaks; set up once per process."""
+    logger = logging.getLogger("hetero_ssfl")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(JsonLines(who))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    return logger

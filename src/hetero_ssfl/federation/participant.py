@@ -1,0 +1,145 @@
+"""One participant as its ClientApp sees it: its images, its model, its own disk. The same on every engine."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from .. import __version__
+from ..config import Config, ModelConfig
+from ..data import Images, digest
+from ..evaluation import Labeled, extract_features, few_labels, finetune, probe, share_of_labels
+from ..methods import METHODS
+from ..models import Learner, build_learner, count_parameters
+from ..runs import StateFolder, save_tensors, write_json
+from ..training import Client
+
+
+@dataclass(frozen=True)
+class Participant:
+    name: str
+    config: Config
+    model: ModelConfig
+    seed_scope: tuple[str | int, ...]
+    """Its first weights are drawn from the run's seed and this, so that each participant has a beginning of its own."""
+    rad: Tensor
+    own: Callable[[], Images]
+    """What it trains on, read when it is needed."""
+    states: StateFolder
+    exports: Path
+    """Where the finished model goes."""
+    labeled: Callable[[], Images]
+    """What a probe may learn from."""
+    held_out: Callable[[str], Images]
+    """What it is tested on: `validation` or `test`."""
+
+    @cached_property
+    def images(self) -> Images:
+        return self.own()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Channels and side of every image: those of the RAD."""
+        return self.rad.shape[1], self.rad.shape[2]
+
+    @property
+    def classes(self) -> int | None:
+        """Of the supervised baseline's classifier."""
+        return len(self.images.classes) if METHODS[self.config.method].needs_labels else None
+
+    def untrained(self) -> Learner:
+        ssl, seed, scope = self.config.ssl, self.config.seed, self.seed_scope
+        learner = build_learner(self.model, ssl, *self.shape, seed, *scope, classes=self.classes)
+        return learner.to(self.config.engine.device)
+
+    def learner(self, round_number: int) -> Learner:
+        """The networks as saved after a round; 0 is before any."""
+        learner = self.untrained()
+        if round_number:
+            learner.load_state_dict(self.states.load(round_number))
+        return learner
+
+    def newest(self) -> Learner:
+        return self.learner(self.states.newest(self.config.rounds))
+
+
+class ClientCache:
+    """Clients in this process's memory, least recently used first out. Their state is always on disk too."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Path, Client] = OrderedDict()
+
+    def get(self, participant: Participant, limit: int) -> Client:
+        """The client as it was after its newest round that is not after `limit`."""
+        key = participant.states.path
+        newest = participant.states.newest(limit)
+        client = self._kept.pop(key, None)
+        if client is None or client.round != newest or client.config != participant.config:
+            labels = participant.images.labels if participant.classes else None
+            learner, pixels = participant.learner(newest), participant.images.pixels
+            client = Client(participant.name, participant.config, learner, pixels, participant.rad, labels, newest)
+        self._kept[key] = client
+        self._shrink(participant.config.engine.memory_mb * 2**20)
+        return client
+
+    def drop(self, participant: Participant) -> None:
+        """Forget a client whose training was cut short: what is in memory belongs to no round."""
+        self._kept.pop(participant.states.path, None)
+
+    def _shrink(self, budget: int) -> None:
+        while len(self._kept) > 1 and sum(map(_bytes_of, self._kept.values())) > budget:
+            self._kept.popitem(last=False)
+
+
+def _bytes_of(client: Client) -> int:
+    tensors = [client.pixels, *client.learner.state_dict().values()]
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def evaluate(participant: Participant, learner: Learner, split: str) -> dict[str, float]:
+    """Probe a frozen encoder on all classes and on the participant's own ones; nothing without labels."""
+    config, own = participant.config, participant.images.labels
+    if own is None:
+        return {}
+    train, held_out = participant.labeled(), participant.held_out(split)
+    if train.labels is None or held_out.labels is None or not len(held_out):
+        return {}
+    train = train.subset(few_labels(train.labels, config.evaluation.labels_per_class, config.seed))
+    assert train.labels is not None
+    encoder = learner.encoder
+    fit = Labeled(extract_features(encoder, train.pixels), train.labels)
+    test = Labeled(extract_features(encoder, held_out.pixels), held_out.labels)
+    results = {f"{name}_all": value for name, value in probe(fit, test, config.evaluation, config.seed).items()}
+    held = own.unique()
+    if len(held) > 1 and len(test.only(held).y):  # one class alone is always right
+        scores = probe(fit.only(held), test.only(held), config.evaluation, config.seed)
+        results |= {f"{name}_own": value for name, value in scores.items()}
+    for share in config.evaluation.label_shares if split == "test" else ():
+        few = share_of_labels(fit.y, share, config.seed)
+        scores = probe(Labeled(fit.x[few], fit.y[few]), test, config.evaluation, config.seed)
+        results |= {f"{name}_{share:.0%}": value for name, value in scores.items()}
+        tuned = finetune(encoder, train.subset(few), held_out, config.evaluation, config.seed)
+        results[f"finetune_{share:.0%}"] = tuned
+    return results
+
+
+def export_model(participant: Participant, client: Client) -> None:
+    """The trained encoder and a card that says what it is, on the participant's own disk."""
+    encoder, config = client.learner.encoder, participant.config
+    channels, side = participant.shape
+    card = {
+        "client": participant.name,
+        "encoder": participant.model.encoder,
+        "parameters": count_parameters(encoder),
+        "input": {"channels": channels, "side": side, "mean": 0.5, "std": 0.25},
+        "method": config.method,
+        "round": client.round,
+        "seed": config.seed,
+        "rad_digest": digest(participant.rad),
+        "hetero_ssfl": __version__,
+    }
+    save_tensors(participant.exports / "encoder.safetensors", encoder.state_dict(), card)
+    write_json(participant.exports / "card.json", card)
