@@ -134,6 +134,11 @@ class RunFolder:
         return parse_config((self.path / "config.toml").read_text(), origin=str(self.path / "config.toml"))
 
     @property
+    def simulated(self) -> bool:
+        """Whether this machine divided the images; otherwise participants brought their own."""
+        return (self.path / "split.safetensors").exists()
+
+    @property
     def finished(self) -> bool:
         return (self.path / "results.json").exists()
 

@@ -46,20 +46,17 @@ def pack(
     arrays: Mapping[str, Tensor] | None = None,
     settings: Mapping[str, Scalar] | None = None,
     metrics: Mapping[str, float] | None = None,
-    rad: Tensor | None = None,
 ) -> RecordDict:
     """One message's content."""
     content = RecordDict()
     content["arrays"] = ArrayRecord(OrderedDict((k, Array(v.cpu().numpy())) for k, v in (arrays or {}).items()))
     content["settings"] = ConfigRecord(dict(settings or {}))
     content["metrics"] = MetricRecord(dict(metrics or {}))
-    if rad is not None:
-        add_rad(content, rad)
     return content
 
 
-def add_rad(content: RecordDict, pixels: Tensor) -> None:
-    content["rad"] = ArrayRecord(OrderedDict(pixels=Array(pixels.numpy())))
+def with_rad(content: RecordDict, pixels: Tensor) -> RecordDict:
+    return RecordDict({**content, "rad": ArrayRecord(OrderedDict(pixels=Array(pixels.numpy())))})
 
 
 def pack_reply(

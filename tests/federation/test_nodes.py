@@ -1,0 +1,317 @@
+"""Participants with their own disk, model and images; the server's loop as nodes come, go, change and misbehave."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from grids import LocalGrid
+from nodes import ENCODERS, write_federation, write_images, write_node
+
+from hetero_ssfl.config import load_config
+from hetero_ssfl.data import digest
+from hetero_ssfl.errors import ConfigError, ProtocolError, RunError
+from hetero_ssfl.federation import start
+from hetero_ssfl.federation.node import check_instruction, find_rad, keep_rad, open_node, read_node
+from hetero_ssfl.federation.records import rad_of, settings_of
+from hetero_ssfl.federation.server_app import Server
+from hetero_ssfl.federation.simulated import set_up_for_nodes
+from hetero_ssfl.federation.status import reporting
+from hetero_ssfl.report.status import read_status
+from hetero_ssfl.runs import RunFolder, load_tensors
+
+
+class Rig:
+    """A federation on a LocalGrid, played by the real server loop."""
+
+    def __init__(self, root: Path, *overrides: str, encoders: tuple[str, ...] = ENCODERS) -> None:
+        self.root = root
+        self.federation, self.paths = write_federation(root, encoders)
+        self.config = load_config(str(self.federation), [f"clients.count={len(encoders)}", *overrides])
+        self.folder = RunFolder.create(root / "run", self.config, set_up_for_nodes(self.config).write)
+        self.grid = LocalGrid({100 + k: path for k, path in enumerate(self.paths)})
+        self.events: list[dict[str, Any]] = []
+        self.at: dict[tuple[str, int], Any] = {}
+        """What to do at an event: (event, round) -> a function without arguments."""
+
+    def listen(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+        action = self.at.pop((event["event"], event.get("round", -1)), None)
+        if action:
+            action()
+
+    def run(self) -> RunFolder:
+        Server(self.grid, self.folder, self.config, reporting(self.folder, self.listen)).run()
+        return self.folder
+
+    def excluded(self) -> list[tuple[int, str]]:
+        return [(e["round"], e["client"]) for e in self.folder.events() if "excluded" in e]
+
+    def sent(self, kind: str) -> list[Message]:
+        return [m for m in self.grid.sent if m.metadata.message_type.startswith(kind)]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def tensors(folder: RunFolder) -> dict[str, torch.Tensor]:
+    return load_tensors(folder.path / "server.safetensors")[0]
+
+
+# --- nodes of one's own ---
+
+
+def test_worker_processes_and_a_grid_in_one_thread_give_the_same_bits(rig: Rig, tmp_path: Path) -> None:
+    here = rig.run()
+    federation, paths = write_federation(tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / "rad")  # the same RAD, from the same place
+    config = load_config(str(federation), [f"rad.source='{rig.root / 'rad'}'"])
+    there = start(config, tmp_path / "again" / "run", lambda _: None, paths)
+    assert here.read_json("results.json") == there.read_json("results.json")
+    assert all(torch.equal(value, tensors(there)[key]) for key, value in tensors(here).items())
+
+
+def test_a_node_keeps_its_networks_and_model_on_its_own_disk_and_nothing_in_the_run_folder(rig: Rig) -> None:
+    folder = rig.run()
+    assert not (folder.path / "clients").exists()
+    assert not (folder.path / "models").exists()
+    state = rig.root / "node-1" / "state" / "federations" / folder.read_json("facts.json")["federation"]
+    assert [f.name for f in sorted((state / "mobilenet-width-8").glob("round-*"))] == [
+        "round-000001.safetensors",
+        "round-000002.safetensors",
+    ]
+    assert load_tensors(state / "model" / "encoder.safetensors")[1]["encoder"] == "mobilenet(width=8)"
+
+
+def test_the_rad_is_sent_once_to_each_node(rig: Rig) -> None:
+    rig.run()
+    with_rad = [m for m in rig.grid.sent if rad_of(m.content) is not None]
+    assert sorted(m.metadata.dst_node_id for m in with_rad) == [100, 101, 102]
+    assert {settings_of(m.content)["round"] for m in with_rad} == {0}
+
+
+def test_a_node_that_lost_the_rad_is_sent_it_again_and_alone(rig: Rig) -> None:
+    rig.at["begin", 2] = lambda: shutil.rmtree(rig.root / "node-1" / "state" / "rad")
+    rig.run()
+    again = [m for m in rig.sent("train") if rad_of(m.content) is not None and settings_of(m.content)["round"] == 2]
+    assert [m.metadata.dst_node_id for m in again] == [101]
+    assert rig.excluded() == []
+
+
+def test_a_spoilt_rad_on_disk_is_noticed_and_sent_again(rig: Rig) -> None:
+    def spoil() -> None:
+        (file,) = (rig.root / "node-2" / "state" / "rad").iterdir()
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 255
+        file.write_bytes(data)
+
+    rig.at["begin", 1] = spoil
+    rig.run()
+    assert rig.excluded() == []
+    assert [m.metadata.dst_node_id for m in rig.sent("train") if rad_of(m.content) is not None][-1] == 102
+
+
+def test_a_rad_that_does_not_match_its_digest_is_refused(tmp_path: Path) -> None:
+    node = read_node(write_node(tmp_path, "a", ENCODERS[0]))
+    rad = torch.zeros(8, 1, 4, 4, dtype=torch.uint8)
+    with pytest.raises(ProtocolError, match="does not match its digest"):
+        keep_rad(node, digest(rad + 1), rad)
+    with pytest.raises(ProtocolError, match="expected uint8 images"):
+        keep_rad(node, digest(rad), rad.float())
+    assert find_rad(node, digest(rad)) is None
+    keep_rad(node, digest(rad), rad)
+    kept = find_rad(node, digest(rad))
+    assert kept is not None
+    assert torch.equal(kept, rad)
+
+
+def test_old_rads_are_dropped_so_that_the_disk_stays_bounded(tmp_path: Path) -> None:
+    node = read_node(write_node(tmp_path, "a", ENCODERS[0]))
+    for shade in range(6):
+        rad = torch.full((8, 1, 4, 4), shade, dtype=torch.uint8)
+        keep_rad(node, digest(rad), rad)
+    assert len(list((tmp_path / "state" / "rad").iterdir())) == 3
+    assert find_rad(node, digest(rad)) is not None
+
+
+# --- joining, leaving, changing ---
+
+
+def test_a_node_with_a_new_architecture_joins_in_mid_run(rig: Rig) -> None:
+    home = rig.root / "newcomer"
+    shutil.copytree(rig.root / "node-0" / "images", home / "images")
+    path = write_node(home, "newcomer", "resnet10(width=8)")
+    rig.at["begin", 1] = lambda: rig.grid.nodes.update({777: path})
+    folder = rig.run()
+    results = folder.read_json("results.json")
+    assert set(results["clients"]) == {"node-0", "node-1", "node-2", "newcomer"}
+    state = load_tensors(folder.path / "server.safetensors")
+    assert state[1]["roster"] == ["node-0", "node-1", "node-2", "newcomer"]
+    assert "client/newcomer/factor" in state[0]
+    rounds = [e["round"] for e in folder.events() if e.get("client") == "newcomer"]
+    assert rounds == [2]
+
+
+def test_a_node_that_leaves_stops_nobody_and_its_last_kernel_stays(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "rounds=3")
+    rig.at["round", 1] = lambda: rig.grid.nodes.pop(101)
+    folder = rig.run()
+    results = folder.read_json("results.json")
+    assert results["absent"] == ["node-1"]
+    assert set(results["clients"]) == {"node-0", "node-2"}
+    assert [e.get("away") for e in folder.events() if e["event"] == "round"] == [None, None, ["node-1"], ["node-1"]]
+    assert "client/node-1/factor" in tensors(folder)
+    assert read_status(folder)["nodes"]["node-1"]["state"] == "away"
+
+
+def test_a_node_that_dies_in_a_round_is_left_out_and_may_come_back_under_another_id(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "rounds=3")
+    path = rig.grid.nodes[101]
+    rig.at["begin", 1] = lambda: rig.grid.nodes.pop(101)
+    rig.at["begin", 2] = lambda: rig.grid.nodes.update({555: path})
+    folder = rig.run()
+    assert rig.excluded() == [(1, "node-1")]
+    assert [e["round"] for e in folder.events() if e.get("client") == "node-1" and "excluded" not in e] == [0, 3]
+    assert set(folder.read_json("results.json")["clients"]) == {"node-0", "node-1", "node-2"}
+
+
+def test_a_node_that_replaces_its_encoder_begins_anew_and_goes_on(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "rounds=3")
+
+    def swap() -> None:
+        write_node(rig.root / "node-0", "node-0", "resnet10(width=8)")
+        read_node.cache_clear()  # what a restarted node does by itself
+
+    rig.at["round", 1] = swap
+    folder = rig.run()
+    assert rig.excluded() == []
+    (state,) = (rig.root / "node-0" / "state" / "federations").iterdir()
+    assert sorted(p.name for p in state.iterdir()) == ["model", "resnet10-width-8", "resnet8-width-4"]
+    assert load_tensors(state / "model" / "encoder.safetensors")[1]["encoder"] == "resnet10(width=8)"
+    assert folder.finished
+
+
+def test_two_nodes_of_one_name_are_not_both_taken(rig: Rig) -> None:
+    rig.at["begin", 1] = lambda: rig.grid.nodes.update({900: rig.grid.nodes[100]})
+    folder = rig.run()
+    assert any("a second node calls itself 'node-0'" in e.get("text", "") for e in rig.events)
+    assert len(folder.read_json("results.json")["clients"]) == 3
+
+
+def test_too_few_nodes_end_the_run_with_the_way_to_continue(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "engine.min_replies=2", "engine.round_timeout=1")
+    rig.at["round", 1] = rig.grid.nodes.clear
+    with pytest.raises(RunError, match=r"only 0 nodes are connected, expected at least 2.*--resume"):
+        rig.run()
+
+
+def test_a_server_started_again_goes_on_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    class Crash(BaseException):
+        pass
+
+    def crash() -> None:
+        raise Crash
+
+    whole, broken = Rig(tmp_path / "a"), Rig(tmp_path / "b")
+    broken.config = whole.config
+    broken.folder.write_json("facts.json", {**broken.folder.read_json("facts.json")})
+    whole.run()
+    broken.at["answered", 2] = crash
+    with pytest.raises(Crash):
+        broken.run()
+    broken.run()
+    assert all(torch.equal(v, tensors(broken.folder)[k]) for k, v in tensors(whole.folder).items())
+    assert whole.folder.read_json("results.json") == broken.folder.read_json("results.json")
+
+
+def test_a_resumed_run_goes_on_without_a_node_that_stays_away(tmp_path: Path) -> None:
+    class Crash(BaseException):
+        pass
+
+    def crash() -> None:
+        raise Crash
+
+    rig = Rig(tmp_path, "engine.join_timeout=1")
+    rig.at["round", 1] = crash
+    with pytest.raises(Crash):
+        rig.run()
+    rig.grid.nodes.pop(102)
+    folder = rig.run()
+    assert any("node-2 did not come back" in e.get("text", "") for e in rig.events)
+    assert folder.read_json("results.json")["absent"] == ["node-2"]
+
+
+# --- what a node does for no server ---
+
+
+def test_weights_never_leave_unless_the_node_says_so(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "method=fedbyol", encoders=ENCODERS[:1] * 2)
+    with pytest.raises(RunError, match=r"node-0 does not send weights.*weights_may_leave"):
+        rig.run()
+    for path in rig.paths:
+        path.write_text(path.read_text() + "[limits]\nweights_may_leave = true\n")
+    read_node.cache_clear()
+    assert "global" in rig.run().read_json("results.json")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rows", "words"),
+    [(["local_epochs=101"], 10, "local_epochs = 101, its limit is 100"), ([], 200_000, "rad_images = 200000")],
+)
+def test_a_node_has_limits(tmp_path: Path, overrides: list[str], rows: int, words: str) -> None:
+    node = read_node(write_node(tmp_path, "a", ENCODERS[0]))
+    with pytest.raises(ProtocolError, match=words):
+        check_instruction(node, load_config("smoke", overrides), rows)
+
+
+def test_a_server_cannot_choose_a_nodes_files_model_or_images(rig: Rig) -> None:
+    config = load_config("smoke", ["data.source=/etc", "clients.models=['os:system']", "engine.device=cuda"])
+    participant = open_node(rig.paths[0], config.to_toml(), "0" * 32, torch.zeros(4, 1, 8, 8, dtype=torch.uint8))
+    assert participant.config.data.source == str(rig.root / "node-0" / "images")
+    assert participant.model.encoder == ENCODERS[0]
+    assert participant.config.engine.device == "cpu"
+    assert participant.states.path.is_relative_to(rig.root / "node-0" / "state")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('name = "a b"\nencoder = "resnet8"', "name = 'a b'"),
+        ('name = "a"', "encoder"),
+        ('name = "a"\nencoder = "resnet8"\n[limit]\n', "unknown key 'limit', expected 'limits'"),
+        ("name = ", "cannot read node settings"),
+    ],
+)
+def test_bad_node_settings_are_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_node(path)
+
+
+def test_a_node_whose_images_are_gone_says_so_and_the_others_go_on(rig: Rig) -> None:
+    rig.at["begin", 1] = lambda: shutil.rmtree(rig.root / "node-2" / "images")
+    rig.run()
+    assert rig.excluded() == [(1, "node-2"), (2, "node-2")]
+    assert "no data at" in next(e["excluded"] for e in rig.folder.events() if "excluded" in e)
+    assert rig.folder.read_json("results.json")["absent"] == ["node-2"]
+
+
+def test_a_server_without_a_rad_of_its_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rad\.source is not set"):
+        set_up_for_nodes(load_config("smoke", []))
+
+
+def test_unlabeled_nodes_train_and_are_not_probed(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    shutil.rmtree(tmp_path / "node-0" / "images")
+    import numpy as np
+
+    write_images(tmp_path / "node-0" / "images", np.arange(30 * 64, dtype=np.uint8).reshape(30, 8, 8), None)
+    results = rig.run().read_json("results.json")
+    assert results["clients"]["node-0"] == {}
+    assert results["clients"]["node-1"]
