@@ -394,7 +394,9 @@ def _needs_rad(reply: Message) -> bool:
 
 
 def _error_text(reply: Message) -> str:
-    reason = (reply.error.reason or "no reason given").strip().splitlines()[-1]
+    """The client's own words, in one line of bounded length: they go into logs and on screens."""
+    said = (reply.error.reason or "").strip().splitlines()
+    reason = "".join(c for c in said[-1] if c.isprintable())[:400] if said else "no reason given"
     return f"{reason} (Flower error {reply.error.code})"
 
 

@@ -1,0 +1,241 @@
+"""A client that answers anything at all: each reply is named, left out, and changes nothing."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_nodes import Rig
+from torch import Tensor
+
+from hetero_ssfl.config import load_config
+from hetero_ssfl.errors import ProtocolError
+from hetero_ssfl.federation.client_app import app
+from hetero_ssfl.federation.inprocess import RUN_ID
+from hetero_ssfl.federation.node import find_rad, open_node, read_node
+from hetero_ssfl.federation.participant import ClientCache
+from hetero_ssfl.federation.records import arrays_of, metrics_of, pack, read_update, settings_of
+from hetero_ssfl.federation.server_app import Server
+from hetero_ssfl.methods import Broadcast, ServerState, method_for
+
+ROSTER = ("node-0", "node-1", "node-2")
+
+Reply = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+"""Arrays, settings and metrics of a reply, before they are packed."""
+Spoil = Callable[[Reply], Any]
+
+
+def with_array(change: Callable[[np.ndarray], Any]) -> Spoil:
+    return lambda reply: ({"factor": change(reply[0]["factor"])}, reply[1], reply[2])
+
+
+def with_setting(key: str, value: Any) -> Spoil:
+    return lambda reply: (reply[0], {**reply[1], key: value}, reply[2])
+
+
+def with_metric(key: str, value: Any) -> Spoil:
+    return lambda reply: (reply[0], reply[1], {**reply[2], key: value})
+
+
+def without(part: int, key: str) -> Spoil:
+    def spoil(reply: Reply) -> Any:
+        parts = [dict(p) for p in reply]
+        parts[part].pop(key)
+        return tuple(parts)
+
+    return spoil
+
+
+def put(value: float, at: int) -> Callable[[np.ndarray], np.ndarray]:
+    def change(array: np.ndarray) -> np.ndarray:
+        out = array.copy()
+        out.flat[at % out.size] = value
+        return out
+
+    return change
+
+
+shapes = st.lists(st.integers(0, 40), max_size=4).filter(
+    lambda s: not (len(s) == 2 and s[0] == 24 and 1 <= s[1] <= 512)
+)
+names = st.text(max_size=60)
+
+malformed: st.SearchStrategy[Spoil] = st.one_of(
+    st.builds(put, st.sampled_from([math.nan, math.inf, -math.inf]), st.integers(0, 10**6)).map(with_array),
+    shapes.map(lambda shape: with_array(lambda a: np.zeros(shape, a.dtype))),
+    shapes.map(lambda shape: with_array(lambda _: np.ones(shape, np.float16))),
+    st.sampled_from([np.int64, np.uint8, np.bool_, np.complex64]).map(lambda t: with_array(lambda a: a.astype(t))),
+    st.floats(2.0, 1e30).map(lambda scale: with_array(lambda a: a * np.float32(scale))),
+    st.just(with_array(lambda a: np.zeros_like(a))),
+    st.integers(1, 500).map(lambda more: with_array(lambda a: np.tile(a, (1, 1 + 40 * more))[:, : 513 + more])),
+    names.filter(lambda n: n != "factor").map(
+        lambda n: lambda r: ({**r[0], n: np.zeros(3, np.float32)}, r[1], r[2])  # an array too many
+    ),
+    st.just(without(0, "factor")),
+    st.integers(-5, 10**7).filter(lambda r: r != 0).map(lambda r: with_setting("round", r)),
+    st.sampled_from(["0", True, 0.0, math.nan]).map(lambda r: with_setting("round", r)),
+    st.text("0123456789abcdef", min_size=64, max_size=64).map(lambda d: with_setting("rad", d)),
+    names.map(lambda d: with_setting("rad", d)),
+    names.map(lambda d: with_setting("federation", d)),
+    st.sampled_from(["federation", "round", "rad", "examples"]).map(lambda key: without(1, key)),
+    st.sampled_from([0, -1, 10**12, 1.5, "many", True]).map(lambda n: with_setting("examples", n)),
+    st.sampled_from([math.nan, math.inf]).map(lambda v: with_metric("loss_ssl", v)),
+    st.sampled_from(["event", "round", "client", "excluded", "bytes_up", "", "Ä", "a b", "x" * 99]).map(
+        lambda key: with_metric(key, 1.0)
+    ),
+    st.just(lambda r: (r[0], r[1], {f"figure_{k}": 0.0 for k in range(500)})),
+    st.just(lambda _: RecordDict()),
+    st.binary(max_size=200).map(
+        lambda data: lambda r: ({"factor": Array("float32", (24, 4), "numpy.ndarray", data)}, r[1], r[2])
+    ),
+    st.just(lambda r: ({"factor": pickled_array()}, r[1], r[2])),
+    st.integers(0, 99).map(lambda code: lambda _: Error(code, "x" * 5000)),
+)
+
+
+def pickled_array() -> Array:
+    """What would run code if anybody unpickled it."""
+    import io
+
+    stream = io.BytesIO()
+    np.save(stream, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return Array("object", (1,), "numpy.ndarray", stream.getvalue())
+
+
+def rebuilt(spoilt: Any, question: Message) -> Message:
+    if isinstance(spoilt, (Error, RecordDict)):
+        return Message(spoilt, reply_to=question)
+    arrays, told, figures = spoilt
+    content = RecordDict()
+    content["arrays"] = ArrayRecord(
+        OrderedDict((k, v if isinstance(v, Array) else Array(np.ascontiguousarray(v))) for k, v in arrays.items())
+    )
+    content["settings"] = ConfigRecord(told)
+    content["metrics"] = MetricRecord(figures)
+    return Message(content, reply_to=question)
+
+
+class Stage:
+    """The opening of a federation of three, with the honest replies kept so that it can be played again at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.rig = Rig(root)
+        self.replies: dict[int, Message] = {}
+        for node in (100, 101, 102):
+            self.rig.grid.tamper[node] = self.remember
+        self.server = Server(self.rig.grid, self.rig.folder, self.rig.config, self.rig.listen)
+        self.server.gather(None)
+        self.start = ServerState(-1, ROSTER)
+        self.server.play(self.start, ROSTER)
+        self.honest = {
+            name: read_update(self.replies[node].content, self.server.header(0), name)
+            for name, node in zip(ROSTER, (100, 101, 102), strict=True)
+        }
+        self.rig.grid.answer = self.answer  # type: ignore[method-assign]
+        self.spoil: Spoil = lambda reply: reply
+
+    def remember(self, question: Message, reply: Message) -> Message:
+        self.replies[question.metadata.dst_node_id] = reply
+        return reply
+
+    def answer(self, question: Message) -> Message:
+        node = question.metadata.dst_node_id
+        content = self.replies[node].content
+        if node != 101:
+            return Message(content, reply_to=question)
+        arrays = {k: v.numpy() for k, v in arrays_of(content).items()}
+        return rebuilt(self.spoil((arrays, settings_of(content), metrics_of(content))), question)
+
+    def play(self, spoil: Spoil) -> ServerState:
+        self.spoil = spoil
+        self.rig.events.clear()
+        (self.rig.folder.path / "events.jsonl").unlink(missing_ok=True)
+        return self.server.play(self.start, ROSTER)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage(tmp_path_factory.mktemp("hostile"))
+
+
+def test_the_stage_accepts_the_reply_that_is_not_spoilt(stage: Stage) -> None:
+    state = stage.play(lambda reply: reply)
+    assert set(state.clients) == set(ROSTER)
+    assert stage.rig.excluded() == []
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(malformed)
+def test_200_malformed_replies_are_each_named_and_left_out(stage: Stage, spoil: Spoil) -> None:
+    state = stage.play(spoil)
+    (event,) = [e for e in stage.rig.folder.events() if "excluded" in e]
+    assert event["client"] == "node-1"
+    assert "node-1" in event["excluded"]
+    assert len(event["excluded"]) < 1000
+    assert any("node-1" in e["text"] for e in stage.rig.events if e["event"] == "warning")
+    without_it = {name: update for name, update in stage.honest.items() if name != "node-1"}
+    expected = stage.server.method.aggregate(stage.start, without_it)
+    assert torch.equal(state.shared["factor"], expected.shared["factor"])
+    assert set(state.clients) == {"node-0", "node-2"}
+
+
+def test_a_message_beyond_the_cap_is_refused_with_a_sentence(stage: Stage) -> None:
+    def huge(reply: Reply) -> Reply:
+        return {"factor": np.zeros((24, 2**20 // 8), np.float32)}, reply[1], reply[2]
+
+    tight = load_config(str(stage.rig.federation), ["engine.message_mb=1"])
+    stage.server.config, before = tight, stage.server.config
+    try:
+        stage.play(huge)
+    finally:
+        stage.server.config = before
+    (event,) = [e for e in stage.rig.folder.events() if "excluded" in e]
+    assert "a message of node-1 has 12 MB, the limit is 1 MB" in event["excluded"]
+
+
+# --- the same on the client's side ---
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"factor": torch.full((24, 4), math.nan)},
+        {"factor": torch.zeros(23, 4)},
+        {"factor": torch.zeros(24, 600)},
+        {"factor": torch.zeros(24)},
+        {"factor": torch.zeros(24, 4, dtype=torch.long)},
+        {"other": torch.zeros(24, 4)},
+    ],
+)
+def test_a_client_refuses_a_consensus_that_is_none(stage: Stage, arrays: dict[str, Tensor]) -> None:
+    path = stage.rig.paths[0]
+    rad = find_rad(read_node(path), stage.server.rad_digest)
+    assert rad is not None
+    participant = open_node(path, stage.rig.config.to_toml(), stage.server.federation, rad)
+    client = ClientCache().get(participant, 0)
+    with pytest.raises(ProtocolError, match="the server sent"):
+        method_for(participant.config).check_broadcast(client, Broadcast(1, arrays))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"federation": "../../etc", "round": 1, "rad": "0" * 64},
+        {"federation": "0" * 32, "round": -1, "rad": "0" * 64},
+        {"federation": "0" * 32, "round": 1, "rad": "../secret"},
+        {},
+    ],
+)
+def test_a_client_refuses_an_instruction_that_belongs_nowhere(stage: Stage, told: dict[str, Any]) -> None:
+    question = Message(pack(settings={**told, "config": stage.rig.config.to_toml()}), 100, "train")
+    context = Context(RUN_ID, 100, {"settings": str(stage.rig.paths[0])}, RecordDict(), {})
+    reply = app(question, context)
+    assert reply.has_error()
+    assert "the message names" in reply.error.reason
