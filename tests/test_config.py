@@ -145,6 +145,10 @@ def test_a_key_like_no_other_is_refused_with_all_of_its_section():
         (["alignment.mu=-1"], ["alignment.mu", "-1", "greater than or equal to 0"]),
         (["alignment.mu=nan"], ["alignment.mu", "nan"]),
         (["alignment.mu=inf"], ["alignment.mu", "inf"]),
+        (
+            ["alignment.form=sketch", "alignment.wire=float16", "alignment.normalize=false"],
+            ["alignment", "'wire': 'float16'", "normalize = true or wire = 'float32'"],
+        ),
         (["alignment.layer=head"], ["alignment.layer", "'head'", "'predictor'"]),
         (["optim.batch=1"], ["optim.batch", "1", "greater than or equal to 2"]),
         (["clients.per_round=6"], ["clients.per_round", "6", "at most 5"]),

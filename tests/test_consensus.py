@@ -1,4 +1,4 @@
-"""The factor form against dense L x L kernels, which exist only here."""
+"""The factor form and the sketch form against dense L x L kernels, which exist only here."""
 
 import pytest
 import torch
@@ -8,17 +8,25 @@ from hypothesis import strategies as st
 
 from hetero_ssfl.config import AlignmentConfig
 from hetero_ssfl.consensus import (
+    Consensus,
     client_factor,
     combine,
+    combine_sketches,
     effective_rank,
     flatten_spectrum,
+    kernel_factor,
     nystroem,
+    sketch,
+    sketching_matrix,
     spectrum,
     truncate,
+    weighted_mean,
 )
 from hetero_ssfl.objectives import centre, cka, factor_cka, gram
+from hetero_ssfl.seeding import rng_for
 
 LITERAL = AlignmentConfig(row_normalize=False, power=1.0)
+SINGLE = torch.finfo(torch.float32).eps
 
 
 def features(rows: int, width: int, seed: int) -> torch.Tensor:
@@ -123,3 +131,133 @@ def test_effective_rank_counts_directions() -> None:
     share = spectrum(wide)
     assert float(share.sum()) == pytest.approx(1)
     assert effective_rank(wide) == pytest.approx(float(1 / share.square().sum()))
+
+
+# --- the consensus as a sum of equal shapes --------------------------------------------------------
+
+
+def kernel(consensus: Consensus) -> torch.Tensor:
+    return consensus.factor.double() @ consensus.factor.double().T
+
+
+def recovered(k: torch.Tensor, rank: int, seed: int = 0, wire: torch.dtype = torch.float32) -> Consensus:
+    """What a sketch of a kernel that is written out gives back."""
+    omega = sketching_matrix(len(k), rank, seed)
+    return combine_sketches((k @ omega).to(wire), float(k.trace()), omega, torch.finfo(wire).eps)
+
+
+def decaying(rows: int, seed: int) -> torch.Tensor:
+    """A kernel of full rank whose eigenvalues fall as 1 / k."""
+    basis = torch.linalg.qr(features(rows, rows, seed)).Q
+    return (basis / torch.arange(1, rows + 1)) @ basis.T
+
+
+@given(
+    rows=st.integers(12, 30),
+    widths=st.lists(st.integers(2, 6), min_size=1, max_size=4),
+    power=st.sampled_from([1.0, 0.5]),
+    normalize=st.booleans(),
+    wire=st.sampled_from([torch.float64, torch.float32]),
+    seed=st.integers(0, 999),
+)
+def test_a_sum_of_sketches_gives_back_the_dense_mean_of_unequal_clients(
+    rows: int, widths: list[int], power: float, normalize: bool, wire: torch.dtype, seed: int
+) -> None:
+    spare = 0 if wire == torch.float64 else 5  # a random square matrix can be nearly singular: rounding then shows
+    config = AlignmentConfig(power=power, normalize=normalize)
+    clients = [features(rows, width, seed + k) for k, width in enumerate(widths)]
+    weights = [float(k + 1) for k in range(len(widths))]
+    omega = sketching_matrix(rows, sum(widths) + spare, seed)
+    factors = [kernel_factor(a, config) for a in clients]
+    mean = weighted_mean([sketch(a, omega).to(wire) for a in factors], weights)
+    trace = weighted_mean([a.square().sum() for a in factors], weights)
+    consensus = combine_sketches(mean, float(trace), omega, torch.finfo(wire).eps)
+    expected = sum(w / sum(weights) * dense(config, a) for w, a in zip(weights, clients, strict=True))
+    assert torch.allclose(kernel(consensus), expected, atol=1e-5 * float(expected.abs().max()))
+    assert consensus.lost == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("rank", [8, 16, 32])
+def test_beyond_its_rank_a_sketch_is_as_near_as_theory_says(rank: int) -> None:
+    """In the mean over Omega the trace that is lost is at most (1 + k / (r - k - 1)) * the eigenvalues beyond k."""
+    k = decaying(80, 0)
+    tail = [float(torch.linalg.eigvalsh(k)[: 80 - cut].sum() / k.trace()) for cut in range(rank + 1)]
+    lost = [recovered(k, rank, seed).lost for seed in range(20)]
+    assert min(lost) > tail[rank]  # no rank-r kernel does better than the best one
+    assert sum(lost) / 20 < min((1 + cut / (rank - cut - 1)) * tail[cut] for cut in range(rank - 1))
+
+
+def test_a_sketch_never_adds_anything_and_says_what_it_lost() -> None:
+    k = decaying(60, 1)
+    consensus = recovered(k, 20)
+    missing = k - kernel(consensus)
+    assert float(torch.linalg.eigvalsh(missing)[0]) > -1e-6
+    assert consensus.lost == pytest.approx(float(missing.trace() / k.trace()), abs=1e-6)
+    assert consensus.factor.shape == (60, 20)
+
+
+def test_as_many_columns_as_images_lose_nothing() -> None:
+    k = decaying(40, 2)
+    assert torch.allclose(kernel(recovered(k, 512)), k, atol=1e-5)
+
+
+@given(seed=st.integers(0, 999), width=st.integers(2, 9))
+def test_a_rotated_representation_has_the_same_sketch(seed: int, width: int) -> None:
+    config, omega = AlignmentConfig(), sketching_matrix(30, 8, seed)
+    a, q = features(30, width, seed), torch.linalg.qr(features(width, width, seed + 1)).Q
+    before = sketch(kernel_factor(a, config), omega)
+    assert torch.allclose(sketch(kernel_factor(3 * a @ q, config), omega), before, atol=1e-7)
+    assert not torch.allclose(sketch(kernel_factor(a.flip(0), config), omega), before, atol=1e-2)
+
+
+def test_a_share_can_be_replaced_in_a_running_mean() -> None:
+    omega, weights = sketching_matrix(40, 12, 0), [1.0, 2.0, 3.0]
+    old, new = ([sketch(features(40, width, seed + width), omega) for width in (3, 5, 9)] for seed in (0, 100))
+    running = weighted_mean(old, weights) + weights[1] / sum(weights) * (new[1] - old[1])
+    afresh = weighted_mean([old[0], new[1], old[2]], weights)
+    replaced, wanted, stale = (
+        combine_sketches(y, 1.0, omega, SINGLE) for y in (running, afresh, weighted_mean(old, weights))
+    )
+    assert torch.allclose(kernel(replaced), kernel(wanted), atol=1e-5 * float(kernel(wanted).abs().max()))
+    assert not torch.allclose(kernel(stale), kernel(wanted), atol=1e-1)
+
+
+def test_everyone_draws_the_same_omega_from_the_seed() -> None:
+    omega = sketching_matrix(50, 7, seed=3)
+    assert torch.equal(omega, sketching_matrix(50, 7, seed=3))
+    assert not torch.allclose(omega, sketching_matrix(50, 7, seed=4), atol=1)
+    assert torch.allclose(omega.T @ omega, 50**2 * torch.eye(7, dtype=torch.float64), atol=1e-9)
+    drawn = torch.randn(50, 7, dtype=torch.float64, generator=rng_for(3, "sketch"))
+    assert bool(((omega.T @ drawn).diagonal() > 0).all())  # whichever signs the library's QR prefers
+    assert sketching_matrix(5, 7, seed=3).shape == (5, 5)
+
+
+@pytest.mark.parametrize("rows", [50, 1000])
+def test_entries_of_a_sketch_are_of_order_one(rows: int) -> None:
+    y = sketch(kernel_factor(features(rows, 40, 0), AlignmentConfig()), sketching_matrix(rows, 32, 0))
+    assert 0.7 < float(y.square().mean().sqrt()) < 1.4
+
+
+def test_half_precision_keeps_the_kernel() -> None:
+    k = decaying(200, 3) / decaying(200, 3).norm()
+    exact, half = (kernel(recovered(k, 64, wire=wire)) for wire in (torch.float32, torch.float16))
+    assert float((half - exact).norm() / exact.norm()) < 5e-3
+    assert float(cka(half, exact)) > 0.9999
+
+
+def test_rounding_error_is_not_taken_for_a_direction() -> None:
+    """A kernel of rank 3 has 3 directions, however many columns its sketch has and however coarse the wire is."""
+    a = features(100, 3, 0)
+    k = a @ a.T / (a @ a.T).norm()
+    for wire in (torch.float32, torch.float16):
+        consensus = recovered(k, 64, wire=wire)
+        assert torch.allclose(kernel(consensus), k, atol=20 * torch.finfo(wire).eps * float(k.abs().max()))
+        assert consensus.factor.shape[1] <= 3 + 2
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_a_sum_that_is_no_kernel_gives_zeros_and_not_nonsense(scale: float) -> None:
+    omega = sketching_matrix(30, 8, 0)
+    consensus = combine_sketches(scale * sketch(features(30, 5, 0), omega), 0.0, omega, SINGLE)
+    assert torch.equal(consensus.factor, torch.zeros(30, 1))
+    assert consensus.lost == 0

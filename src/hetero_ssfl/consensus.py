@@ -3,6 +3,9 @@
 K_mean = sum_j w_j A_j A_j^T = B B^T with B = [sqrt(w_1) A_1 | sqrt(w_2) A_2 | ...]. Each client sends a factor A_j
 (L x d_j) of its own kernel; the server keeps B (L x r), exact until `rank` columns and cut to the strongest
 directions beyond.
+
+Or each client sends a sketch K_j Omega (L x r) with one Omega for all. Sketches of unlike clients have one shape and
+add up as their kernels do, so the server needs only their sum.
 """
 
 from collections.abc import Sequence
@@ -21,14 +24,19 @@ LANDMARKS = 512  # rows that stand for all in the factor of a kernel that is not
 
 @dataclass(frozen=True)
 class Consensus:
-    """B with K_mean = B B^T, and the share of K_mean's trace that the rank limit cut off."""
+    """B with K_mean = B B^T, and the share of K_mean's trace that the rank limit left out."""
 
     factor: Tensor
     lost: float = 0.0
 
 
 def client_factor(representations: Tensor, config: AlignmentConfig) -> Tensor:
-    """What client j sends: A_j made comparable with the others', so that K_j = A_j A_j^T may be averaged."""
+    """What client j sends in factor form: A_j, cut to the rank that may travel."""
+    return truncate(kernel_factor(representations, config), config.rank).factor.float()
+
+
+def kernel_factor(representations: Tensor, config: AlignmentConfig) -> Tensor:
+    """A_j made comparable with the others', so that K_j = A_j A_j^T may be averaged."""
     a = representations.double()
     if config.row_normalize:
         a = F.normalize(a, dim=1)
@@ -40,7 +48,7 @@ def client_factor(representations: Tensor, config: AlignmentConfig) -> Tensor:
         a = flatten_spectrum(a, config.power)
     if config.normalize:
         a = a / (a.T @ a).norm().sqrt().clamp_min(1e-12)
-    return truncate(a, config.rank).factor.float()
+    return a
 
 
 def flatten_spectrum(a: Tensor, power: float) -> Tensor:
@@ -79,6 +87,48 @@ def truncate(factor: Tensor, rank: int) -> Consensus:
     left, singular, _ = torch.linalg.svd(basis.T @ factor, full_matrices=False)
     kept = basis @ (left[:, :rank] * singular[:rank])
     return Consensus(kept, 1 - float(kept.square().sum() / factor.square().sum()))
+
+
+# --- the consensus as a sum of equal shapes --------------------------------------------------------
+
+
+def sketching_matrix(rows: int, rank: int, seed: int) -> Tensor:
+    """Omega (L x min(rank, L)) with orthogonal columns, the same for everyone who knows the run's seed."""
+    gaussian = torch.randn(rows, min(rank, rows), dtype=torch.float64, generator=rng_for(seed, "sketch"))
+    q, r = torch.linalg.qr(gaussian)
+    q = q * r.diagonal().sign()  # QR alone leaves the signs to the library, and machines differ
+    return rows * q  # K Omega of a kernel with norm 1 then has entries of order 1, where half precision is at its best
+
+
+def sketch(factor: Tensor, omega: Tensor) -> Tensor:
+    """Y_j = K_j Omega = A_j (A_j^T Omega), as wide as Omega whatever the width of A_j."""
+    a = factor.double()
+    return a @ (a.T @ omega)
+
+
+def weighted_mean(shares: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """sum_j w_j Y_j / sum_j w_j."""
+    return sum((w * y.double() for y, w in zip(shares, weights, strict=True)), torch.zeros(())) / sum(weights)
+
+
+def combine_sketches(mean: Tensor, trace: float, omega: Tensor, precision: float) -> Consensus:
+    """Nystroem: K ~= Y (Omega^T Y)^+ Y^T from Y = K Omega, never above K, and K itself if rank K <= columns of Omega.
+
+    `trace` is tr K, which says what is missing; `precision` is the relative error of the shares that make up Y.
+    """
+    y = mean.double()
+    core = omega.T @ y
+    values, vectors = torch.linalg.eigh((core + core.T) / 2)
+    # What is smaller is rounding error of either sign, and its inverse would be all one sees.
+    real = values > precision * values.abs().max()
+    columns = max(1, int(real.sum()))  # eigenvalues come in rising order; a kernel of zeros keeps one column of zeros
+    inverse_root = values.where(real, torch.inf).rsqrt()
+    factor = y @ (vectors * inverse_root)[:, -columns:]
+    lost = 1 - float(factor.square().sum()) / trace if trace > 0 else 0.0
+    return Consensus(factor.float(), max(0.0, lost))  # rounding can reach just below 0
+
+
+# --- what a factor holds ---------------------------------------------------------------------------
 
 
 def effective_rank(factor: Tensor) -> float:

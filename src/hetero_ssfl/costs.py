@@ -82,6 +82,8 @@ def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int:
         width = learner.represent(sample, config.alignment.layer).shape[1]
     rank, rows, wire = config.alignment.rank, config.rad.size, getattr(torch, config.alignment.wire)
     columns = min(width, rank), min(width * config.clients.count, rank)  # up, down
+    if config.alignment.form == "sketch":
+        columns = min(rank, rows), min(rank, rows)
     return sum(content_size(pack({"factor": torch.zeros(rows, c, dtype=wire)})) for c in columns)
 
 

@@ -21,6 +21,7 @@ from hetero_ssfl.federation.records import pack
 from hetero_ssfl.federation.server_app import Server
 from hetero_ssfl.federation.simulated import open_site
 from hetero_ssfl.methods import ServerState
+from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.runs import RunFolder, load_tensors
 
 TINY = [
@@ -98,6 +99,17 @@ def test_only_representations_travel(reference: RunFolder) -> None:
     tensors, _ = load_tensors(reference.path / "server.safetensors")
     assert {key.split("/")[-1] for key in tensors} == {"factor", "lost"}
     assert all(len(value) == 32 for key, value in tensors.items() if key.endswith("factor"))
+
+
+def test_sketches_of_unlike_encoders_have_one_shape_and_the_consensus_of_factors(tmp_path: Path) -> None:
+    short = ["rounds=1", "evaluation.every=0", "evaluation.untrained=false", "engine.workers=1"]
+    # One round only: rounding errors grow with every step, in either form.
+    folders = [run(tmp_path / form, f"alignment.form={form}", *short) for form in ("factor", "sketch")]
+    by_factor, tensors = (load_tensors(folder.path / "server.safetensors")[0] for folder in folders)
+    assert {key.split("/")[-1] for key in tensors} == {"sketch", "trace", "factor", "lost"}
+    assert [tuple(v.shape) for key, v in tensors.items() if key.endswith("sketch")] == [(32, 32)] * 3
+    assert float(tensors["shared/lost"]) < 1e-3
+    assert float(factor_cka(tensors["shared/factor"], by_factor["shared/factor"])) > 0.999
 
 
 SCRIPT = """

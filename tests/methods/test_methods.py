@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from hetero_ssfl.config import Config, load_config
-from hetero_ssfl.consensus import client_factor
+from hetero_ssfl.consensus import client_factor, kernel_factor, sketch, sketching_matrix
 from hetero_ssfl.errors import ConfigError, ProtocolError
 from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState, Update, method_for
 from hetero_ssfl.methods.averaging import average
 from hetero_ssfl.methods.hetero import Alignment, HeteroSSFL, mu_at
 from hetero_ssfl.models import build_learner
-from hetero_ssfl.objectives import alignment_distance
+from hetero_ssfl.objectives import alignment_distance, factor_cka
 from hetero_ssfl.seeding import rng_for
 from hetero_ssfl.training import Client, learning_rate, rad_representations, train
 
@@ -163,6 +163,103 @@ def test_representations_of_another_rad_are_refused(shape: tuple[int, ...]) -> N
         HeteroSSFL(config_with()).check(ServerState(0, ()), "client-0", Update(1, {"factor": torch.zeros(shape)}))
 
 
+# A wire of as many columns as RAD images loses nothing, so that the two forms must agree.
+SKETCH = ["alignment.form=sketch", "alignment.rank=16"]
+
+
+def kernel(factor: torch.Tensor) -> torch.Tensor:
+    return factor.double() @ factor.double().T
+
+
+def sketch_state(config: Config, factors: list[torch.Tensor]) -> ServerState:
+    """The server's state once clients with these factors have sent their sketches."""
+    omega = sketching_matrix(config.rad.size, config.alignment.rank, config.seed)
+    wire = getattr(torch, config.alignment.wire)
+    updates = {
+        f"client-{k}": Update(1, {"sketch": sketch(a, omega).to(wire), "trace": a.square().sum().view(1)})
+        for k, a in enumerate(factors)
+    }
+    return HeteroSSFL(config).aggregate(ServerState(0, tuple(updates)), updates)
+
+
+def test_a_run_in_sketch_form_ends_near_the_run_in_factor_form() -> None:
+    by_factor, by_sketch = config_with("alignment.rank=16"), config_with(*SKETCH)
+    (state, peers), (state_2, peers_2) = (play(HeteroSSFL(c), c, rounds=2) for c in (by_factor, by_sketch))
+    assert float(factor_cka(state.shared["factor"], state_2.shared["factor"])) > 0.9999
+    assert torch.allclose(kernel(state.shared["factor"]), kernel(state_2.shared["factor"]), atol=1e-3)
+    assert all(torch.allclose(parameters(a), parameters(b), atol=1e-3) for a, b in zip(peers, peers_2, strict=True))
+    assert HeteroSSFL(by_sketch).metrics(state_2)["consensus_lost_share"] < 1e-3
+
+
+def test_a_narrow_sketch_says_that_it_lost_something() -> None:
+    config = config_with("alignment.form=sketch", "alignment.rank=4")
+    state, clients = play(HeteroSSFL(config), config, rounds=0)
+    exact = sum(kernel(kernel_factor(rad_representations(c), config.alignment)) for c in clients) / 2
+    y = exact @ sketching_matrix(16, 4, config.seed)
+    expected = y @ torch.linalg.pinv(sketching_matrix(16, 4, config.seed).T @ y) @ y.T
+    assert torch.allclose(kernel(state.shared["factor"]), expected, atol=1e-5)
+    missing = 1 - float(expected.trace() / exact.trace())
+    assert HeteroSSFL(config).metrics(state)["consensus_lost_share"] == pytest.approx(missing, abs=1e-4)
+    assert missing > 0.05
+
+
+def test_the_server_does_not_take_what_the_wire_rounds_for_a_direction() -> None:
+    config = config_with(*SKETCH, "alignment.wire=float16")
+    a = torch.randn(16, 3, generator=rng_for(0), dtype=torch.float64)
+    assert sketch_state(config, [a / kernel(a).norm().sqrt()]).shared["factor"].shape == (16, 3)
+
+
+def test_the_consensus_of_sketches_depends_only_on_their_weighted_sum() -> None:
+    a, b = (torch.randn(16, width, generator=rng_for(width), dtype=torch.float64) for width in (3, 5))
+    two = sketch_state(config_with(*SKETCH, "clients.weights=[2.0, 1.0]"), [a, b])
+    halves = sketch_state(config_with(*SKETCH, "clients.count=3"), [a, a, b])
+    turned = sketch_state(config_with(*SKETCH, "clients.count=3"), [a, b, a])
+    other = sketch_state(config_with(*SKETCH, "clients.weights=[1.0, 1.0]"), [a, b])
+    expected = kernel(two.shared["factor"])
+    assert torch.allclose(expected, (2 * a @ a.T + b @ b.T) / 3, atol=1e-5)
+    assert torch.allclose(kernel(halves.shared["factor"]), expected, atol=1e-5)
+    assert torch.allclose(kernel(turned.shared["factor"]), expected, atol=1e-5)
+    assert not torch.allclose(kernel(other.shared["factor"]), expected, atol=1e-1)
+    assert two.shared["lost"] < 1e-5
+
+
+def test_leave_one_out_takes_a_clients_own_sketch_out_of_the_sum() -> None:
+    config = config_with("alignment.leave_one_out=true", *SKETCH)
+    state, clients = play(HeteroSSFL(config), config, rounds=1)
+    sent = HeteroSSFL(config).broadcast(state, "client-0").arrays["factor"]
+    other = client_factor(rad_representations(clients[1]), config.alignment)
+    assert torch.allclose(kernel(sent), kernel(other), atol=1e-5)
+
+
+def test_a_client_that_sat_out_keeps_its_sketch_in_the_sum() -> None:
+    config = config_with(*SKETCH)
+    method = HeteroSSFL(config)
+    state, clients = play(method, config, rounds=1)
+    after = method.aggregate(state, {"client-0": method.local_update(clients[0], method.broadcast(state, "client-0"))})
+    exact = sum(kernel(client_factor(rad_representations(c), config.alignment)) for c in clients) / 2
+    assert torch.allclose(kernel(after.shared["factor"]), exact, atol=1e-5)
+    assert not torch.allclose(kernel(state.shared["factor"]), exact, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rank", "width", "shape"),
+    [(8, 8, (15, 8)), (8, 8, (16, 7)), (8, 8, (16, 9)), (8, 8, (16,)), (8, 8, (16, 2, 4)), (512, 16, (16, 17))],
+)
+def test_a_sketch_of_any_other_shape_is_refused(rank: int, width: int, shape: tuple[int, ...]) -> None:
+    method = HeteroSSFL(config_with("alignment.form=sketch", f"alignment.rank={rank}"))
+    good = {"sketch": torch.ones(16, width), "trace": torch.ones(1)}
+    method.check(ServerState(0, ()), "client-0", Update(1, good))
+    with pytest.raises(ProtocolError, match="client-0 sent representations"):
+        method.check(ServerState(0, ()), "client-0", Update(1, {**good, "sketch": torch.full(shape, 0.1)}))
+
+
+@pytest.mark.parametrize("arrays", [{}, {"trace": torch.ones(2)}])
+def test_a_sketch_without_one_trace_is_refused(arrays: dict[str, torch.Tensor]) -> None:
+    method = HeteroSSFL(config_with(*SKETCH))
+    with pytest.raises(ProtocolError, match=r"client-0.*trace"):
+        method.check(ServerState(0, ()), "client-0", Update(1, {"sketch": torch.ones(16, 16), **arrays}))
+
+
 def test_a_step_aligns_on_rows_of_the_consensus() -> None:
     """The term equals mu * distance computed by hand on the same RAD images."""
     config = config_with("alignment.rad_batch=0", "alignment.augment_rad=false", "alignment.layer=projector")
@@ -220,8 +317,9 @@ def test_mu_ramps_up() -> None:
     assert [mu_at(config, r) for r in (1, 2, 4, 5)] == [0.5, 1.0, 2.0, 2.0]
 
 
-def test_half_precision_on_the_wire_changes_the_kernel_only_slightly() -> None:
-    exact, half = config_with(), config_with("alignment.wire=float16")
+@pytest.mark.parametrize("form", [[], SKETCH], ids=["factor", "sketch"])
+def test_half_precision_on_the_wire_changes_the_kernel_only_slightly(form: list[str]) -> None:
+    exact, half = config_with(*form), config_with(*form, "alignment.wire=float16")
     (state, _), (state_half, _) = (play(HeteroSSFL(c), c, rounds=0) for c in (exact, half))
     assert state_half.shared["factor"].dtype == torch.float16
     a, b = state.shared["factor"].double(), state_half.shared["factor"].double()

@@ -1,21 +1,32 @@
 """Hetero-SSFL. Each round:
 1. the server sends the consensus kernel K_mean as a factor B (K_mean = B B^T);
 2. client k minimises L_ssl + mu * distance(K_k, K_mean) on its own images and the RAD;
-3. client k returns a factor of its kernel on the RAD; weights and images stay home.
+3. client k returns its share of the next consensus, a factor or a sketch of its kernel on the RAD; weights and images
+   stay home.
 
-A client that was not selected has not changed, so its last factor is still exact: nobody is asked again. (After a reply
+A client that was not selected has not changed, so its last share is still exact: nobody is asked again. (After a reply
 that was lost or refused, the last good one stands in.)
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor
 
 from ..config import Config
-from ..consensus import client_factor, combine, effective_rank
+from ..consensus import (
+    Consensus,
+    combine,
+    combine_sketches,
+    effective_rank,
+    kernel_factor,
+    sketch,
+    sketching_matrix,
+    truncate,
+    weighted_mean,
+)
 from ..data import random_view, to_input
 from ..errors import ProtocolError
 from ..models import Learner
@@ -36,32 +47,38 @@ class HeteroSSFL(Method):
         return Broadcast(state.round + 1, {k: v for k, v in arrays.items() if k == "factor"})
 
     def local_update(self, client: Client, down: Broadcast) -> Update:
-        config = self.config.alignment
         metrics: dict[str, float] = {}
         if down.round > 0:
             mu = mu_at(self.config, down.round)
             wanted = down.arrays.get("factor")
             term = Alignment(client, wanted, mu) if mu > 0 and wanted is not None else None
             metrics = train(client, down.round, term)
-        factor = client_factor(rad_representations(client), config)
+        factor = kernel_factor(rad_representations(client), self.config.alignment)
         metrics["effective_rank"] = effective_rank(factor)
-        return Update(len(client.pixels), {"factor": factor.to(getattr(torch, config.wire))}, metrics)
+        return Update(len(client.pixels), self._share(factor), metrics)
 
     def check(self, state: ServerState, client: ClientId, update: Update) -> None:
         super().check(state, client, update)
-        factor, rows = update.arrays.get("factor"), self.config.rad.size
-        shape = None if factor is None else tuple(factor.shape)
-        limit = self.config.alignment.rank
-        if factor is None or len(factor.shape) != 2 or len(factor) != rows or not 1 <= factor.shape[1] <= limit:
+        form, rows, rank = self.config.alignment.form, self.config.rad.size, self.config.alignment.rank
+        share = update.arrays.get(form)
+        shape = None if share is None else tuple(share.shape)
+        widths = range(1, rank + 1) if form == "factor" else [min(rank, rows)]
+        if share is None or len(share.shape) != 2 or len(share) != rows or share.shape[1] not in widths:
+            wanted = f"at most {rank}" if form == "factor" else f"exactly {min(rank, rows)}"
             raise ProtocolError(
-                f"{client} sent representations of shape {shape}, expected ({rows}, at most {limit}): "
+                f"{client} sent representations of shape {shape}, expected a {form} of ({rows}, {wanted}): "
                 "it may hold another RAD."
             )
-        if not factor.is_floating_point():
-            raise ProtocolError(f"{client} sent representations of type {factor.dtype}, expected floating point.")
+        if not share.is_floating_point():
+            raise ProtocolError(f"{client} sent representations of type {share.dtype}, expected floating point.")
+        if form == "sketch" and ("trace" not in update.arrays or update.arrays["trace"].numel() != 1):
+            raise ProtocolError(
+                f"{client} sent a sketch without its trace, expected one number. Does it run this version?"
+            )
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
-        kept = {**state.clients, **{name: {"factor": u.arrays["factor"]} for name, u in updates.items()}}
+        names = ("factor",) if self.config.alignment.form == "factor" else ("sketch", "trace")
+        kept = {**state.clients, **{client: {k: u.arrays[k] for k in names} for client, u in updates.items()}}
         examples = {**state.examples, **{name: u.examples for name, u in updates.items()}}
         state = replace(state, round=state.round + 1, clients=kept, examples=examples)
         return replace(state, shared=self._consensus(state))
@@ -74,13 +91,30 @@ class HeteroSSFL(Method):
             "consensus_lost_share": float(state.shared["lost"]),
         }
 
+    def _share(self, factor: Tensor) -> dict[str, Tensor]:
+        """What a client sends: A_k cut to the rank, or K_k Omega and tr K_k."""
+        config, wire = self.config.alignment, getattr(torch, self.config.alignment.wire)
+        if config.form == "factor":
+            return {"factor": truncate(factor, config.rank).factor.to(wire)}
+        return {"sketch": sketch(factor, self._omega()).to(wire), "trace": factor.square().sum().float().view(1)}
+
     def _consensus(self, state: ServerState) -> dict[str, Tensor]:
-        """B from all factors in the order of the roster, so that the sum's last bits never depend on who was first."""
+        """B from all shares in the order of the roster, so that the sum's last bits never depend on who was first."""
         present = [name for name in state.roster if name in state.clients]
-        weights = [self._weight(state, name) for name in present]
-        consensus = combine([state.clients[n]["factor"] for n in present], weights, self.config.alignment.rank)
-        wire = getattr(torch, self.config.alignment.wire)
+        shares, weights = [state.clients[n] for n in present], [self._weight(state, n) for n in present]
+        consensus, wire = self._combine(shares, weights), getattr(torch, self.config.alignment.wire)
         return {"factor": consensus.factor.to(wire), "lost": torch.tensor(consensus.lost)}
+
+    def _combine(self, shares: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Consensus:
+        config = self.config.alignment
+        if config.form == "factor":
+            return combine([share["factor"] for share in shares], weights, config.rank)
+        mean, trace = (weighted_mean([share[key] for share in shares], weights) for key in ("sketch", "trace"))
+        precision = torch.finfo(getattr(torch, config.wire)).eps
+        return combine_sketches(mean, float(trace), self._omega(), precision)
+
+    def _omega(self) -> Tensor:
+        return sketching_matrix(self.config.rad.size, self.config.alignment.rank, self.config.seed)
 
     def _weight(self, state: ServerState, name: ClientId) -> float:
         weights = self.config.clients.weights

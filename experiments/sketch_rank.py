@@ -1,0 +1,124 @@
+"""How many columns a sketch needs: the consensus of finished runs, sketched, against the exact one (docs/alignment.md).
+
+    python experiments/alignment_study.py --seeds 3 --only together "power 1" "paper's reading, mu 0.5"
+    python experiments/sketch_rank.py runs/alignment/together-seed*
+    python experiments/sketch_rank.py --time
+
+A run must have `alignment.form = "factor"` and a rank that cuts no client: its last factors are then exact.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+from torch import Tensor
+
+from hetero_ssfl.consensus import (
+    Consensus,
+    combine,
+    combine_sketches,
+    effective_rank,
+    sketch,
+    sketching_matrix,
+    truncate,
+    weighted_mean,
+)
+from hetero_ssfl.objectives import factor_cka
+from hetero_ssfl.runs import load_tensors
+from hetero_ssfl.seeding import rng_for
+
+RANKS = (16, 32, 64, 96, 128, 160, 192, 256, 384, 500)
+OMEGAS = 5  # per run
+
+
+def client_factors(run: Path) -> list[Tensor]:
+    tensors, _ = load_tensors(run / "server.safetensors")
+    return [t.double() for key, t in tensors.items() if key.startswith("client/") and key.endswith("/factor")]
+
+
+def from_sketches(factors: list[Tensor], rank: int, seed: int, wire: torch.dtype) -> Consensus:
+    omega, weights = sketching_matrix(len(factors[0]), rank, seed), [1.0] * len(factors)
+    average = weighted_mean([sketch(a, omega).to(wire) for a in factors], weights)
+    trace = sum(float(a.square().sum()) for a in factors) / len(factors)
+    return combine_sketches(average, trace, omega, torch.finfo(wire).eps)
+
+
+def print_table(runs: list[Path]) -> None:
+    """One row per rank; mean ± deviation over all runs and Omegas."""
+    clients = [client_factors(run) for run in runs]
+    exact = [torch.cat(factors, dim=1) / len(factors) ** 0.5 for factors in clients]
+    ranks = [effective_rank(b) for b in exact]
+    print(f"{len(runs)} runs x {OMEGAS} Omegas, effective rank of the consensus {spread(ranks, 1)}")
+    print(f"columns of the clients' factors: {[a.shape[1] for a in clients[0]]}\n")
+    columns = "CKA of the sketch | in float16 | CKA of the best rank r | trace lost | best rank r"
+    print(f"| r | {columns} | bytes up, float32 |\n|---|" + "---|" * 6)
+    for rank in RANKS:
+        best = [truncate(b, rank) for b in exact]
+        single, half = (
+            [from_sketches(factors, rank, seed, wire) for factors in clients for seed in range(OMEGAS)]
+            for wire in (torch.float32, torch.float16)
+        )
+        wanted = [b for b in exact for _ in range(OMEGAS)]
+        cells = [
+            spread([cka(c.factor, b) for c, b in zip(single, wanted, strict=True)], 4),
+            spread([cka(c.factor, b) for c, b in zip(half, wanted, strict=True)], 4),
+            f"{mean(cka(c.factor, b) for c, b in zip(best, exact, strict=True)):.4f}",
+            spread([c.lost for c in single], 3),
+            f"{mean(c.lost for c in best):.3f}",
+            f"{len(exact[0]) * rank * 4:,}",
+        ]
+        print(f"| {rank} | " + " | ".join(cells) + " |")
+
+
+def print_times(rows: int = 5000, width: int = 128, rank: int = 256) -> None:
+    """The server's work for one consensus, and what it holds besides the clients' last shares."""
+    print(f"L = {rows}, factors of {width} columns, r = {rank}, one thread\n")
+    print("| clients | factor form, s | sketch form, s | columns concatenated |\n|---|---|---|---|")
+    for clients in (5, 20, 60):
+        factors = [torch.randn(rows, width, generator=rng_for(k)) for k in range(clients)]
+        sketches = [torch.randn(rows, rank, generator=rng_for(k)) for k in range(clients)]  # time is not in the values
+        by_factor, by_sketch = server_seconds(factors, sketches)
+        print(f"| {clients} | {by_factor:.2f} | {by_sketch:.2f} | {clients * width} |")
+
+
+def server_seconds(factors: list[Tensor], sketches: list[Tensor]) -> tuple[float, float]:
+    rows, rank = sketches[0].shape
+    weights = [1.0] * len(factors)
+
+    def by_sketch() -> Consensus:
+        return combine_sketches(weighted_mean(sketches, weights), 1.0, sketching_matrix(rows, rank, 0), 1e-7)
+
+    return seconds(lambda: combine(factors, weights, rank)), seconds(by_sketch)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def cka(a: Tensor, b: Tensor) -> float:
+    return float(factor_cka(a.double(), b.double()))
+
+
+def spread(values: list[float], digits: int) -> str:
+    deviation = stdev(values) if len(values) > 1 else 0.0
+    return f"{mean(values):.{digits}f} ± {deviation:.{digits}f}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--time", action="store_true", help="the server's time, on random factors")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.runs:
+        print_table(arguments.runs)
+    if arguments.time:
+        print_times()
