@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, RecordDict
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..config import Config
@@ -16,23 +15,12 @@ from ..errors import RunError
 from ..evaluation import extract_features, mutual_cka
 from ..methods import method_for
 from ..runs import RunFolder
-from .inprocess import RUN_ID, SERVER_NODE, InProcessGrid
+from .inprocess import InProcessGrid
 from .node import find_rad, open_node, read_node
 from .participant import Participant, evaluate
 from .server_app import Listener, Server
 from .simulated import client_name, open_site, set_up, set_up_for_nodes
 from .status import reporting
-
-
-def server_app(folder: RunFolder, config: Config, listen: Listener) -> ServerApp:
-    """The ServerApp of a run: the same on every engine."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        Server(grid, folder, config, listen).run()
-
-    return app
 
 
 def start(config: Config, run_dir: Path, listen: Listener, nodes: Sequence[Path] = ()) -> RunFolder:
@@ -60,11 +48,14 @@ def resume(folder: RunFolder, listen: Listener) -> RunFolder:
     with folder.lock(), torch_threads(config.engine.threads):
         if folder.finished:
             return folder
-        app = server_app(folder, config, reporting(folder, listen))
+
+        def serve(grid: Grid) -> None:
+            Server(grid, folder, config, reporting(folder, listen)).run()
+
         if config.engine.kind == "simulation":
             from .simulation import simulate
 
-            simulate(app, folder, config)
+            simulate(serve, folder, config)
             return folder
         workers = config.engine.workers or os.cpu_count() or 1
 
@@ -72,7 +63,7 @@ def resume(folder: RunFolder, listen: Listener) -> RunFolder:
             listen({"event": "progress", "client": name, "done": done, "loss": loss})
 
         with InProcessGrid(node_configs(folder), workers, config.engine.threads, on_progress) as grid:
-            app(grid, Context(RUN_ID, SERVER_NODE, {}, RecordDict(), {}))
+            serve(grid)
     return folder
 
 

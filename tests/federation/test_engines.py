@@ -1,0 +1,45 @@
+"""One server loop and one ClientApp, whatever carries the messages."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from test_run import assert_same, everything, run, tiny
+
+from hetero_ssfl.errors import ConfigError, RunError
+from hetero_ssfl.federation import start
+
+
+def test_flowers_simulation_engine_gives_the_same_bits_as_worker_processes(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    ours, flowers = (run(tmp_path / kind, f"engine.kind={kind}", "rounds=2") for kind in ("in-process", "simulation"))
+    assert_same(everything(ours), everything(flowers))
+
+
+def test_without_ray_the_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    monkeypatch.setattr("hetero_ssfl.federation.simulation.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install 'hetero-ssfl\[simulation\]'"):
+        start(tiny("engine.kind=simulation"), tmp_path / "run", lambda _: None)
+
+
+def test_what_goes_wrong_in_the_simulation_is_said_in_our_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's thread ends with its own error; the sentence for the user must survive it."""
+    pytest.importorskip("ray")
+    import flwr.simulation
+
+    def engine(server_app: object, **_: object) -> None:
+        from flwr.app import Context, RecordDict
+
+        server_app(None, Context(1, 1, {}, RecordDict(), {}))  # type: ignore[operator]
+
+    monkeypatch.setattr(flwr.simulation, "run_simulation", engine)
+
+    def broken(*_: object) -> None:
+        raise RunError("nobody is there. Start the others.")
+
+    monkeypatch.setattr("hetero_ssfl.federation.server_app.Server.run", broken)
+    with pytest.raises(RunError, match="nobody is there"):
+        start(tiny("engine.kind=simulation"), tmp_path / "run", lambda _: None)
