@@ -1,5 +1,6 @@
 """`hetero-ssfl deploy ...`: parse, call, print. Heavy imports wait until a command needs them."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -23,23 +24,24 @@ def init(
     nodes: Annotated[int, typer.Option(min=1, max=999, help="How many participants.")] = 3,
     host: Annotated[str, typer.Option(help="The server's name or address, as the nodes see it.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The one port of the server.")] = 9092,
-    data: Annotated[str, typer.Option(help="Each node's images: a folder beside node.toml, or a data set.")] = "images",
-    rad: Annotated[str, typer.Option(help="The public images: a folder or a data set on the server.")] = "digits",
     days: Days = 825,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Small, on embedded digits: to try `deploy local` at once.")
+    ] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS and no keys: for tests in a closed network.")
     ] = False,
 ) -> None:
     """Write all that the server and each participant need: keys, certificates, settings, scripts, instructions.
 
-    Examples: `hetero-ssfl deploy init fl --nodes 5 --host fl.example.org`,
-    `hetero-ssfl deploy init try --data digits` to try it at once with `hetero-ssfl deploy local try`.
+    Examples: `hetero-ssfl deploy init fl --nodes 5 --host fl.example.org`; to see it work first,
+    `hetero-ssfl deploy init try --demo` and `hetero-ssfl deploy local try`.
     """
     from .layout import Deployment
     from .writing import initialise
 
     names = tuple(f"node-{number}" for number in range(1, nodes + 1))
-    initialise(Deployment(folder.absolute(), names, host, port, not insecure), days, data, rad)
+    initialise(Deployment(folder.absolute(), names, host, port, not insecure), days, demo)
     if insecure:
         err.print("[yellow]warning:[/] without TLS and keys anybody who reaches the port takes part and reads along.")
     out.print(f"{escape(str(folder))}/README.md says who does what on which machine.")
@@ -60,6 +62,7 @@ def local(
     folder: Folder,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Another port for the SuperLink.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier rehearsal instead of going on.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Rehearse the deployment on this machine: all its programs, with its keys, until the run is finished.
@@ -86,4 +89,10 @@ def local(
         except KeyboardInterrupt:
             err.print("Interrupted. Everything is stopped; finished rounds are kept. The same command goes on.")
             sys.exit(130)
-    out.print(f"finished; run folder: {escape(str(rehearsal.run_dir))} (--fresh rehearses once more)")
+    results = json.loads((rehearsal.run_dir / "results.json").read_text())
+    if as_json:
+        print(json.dumps({"run": str(rehearsal.run_dir), **results}, indent=2))
+        return
+    means = "  ".join(f"{key} {value:.1f}" for key, value in results.get("mean", {}).items())
+    out.print(f"finished: mean over nodes {means or 'not known, there are no labels'}")
+    out.print(f"run folder: {escape(str(rehearsal.run_dir))} (--fresh rehearses once more)")

@@ -110,6 +110,8 @@ class Rehearsal:
             self.start_node(name)
 
     def start(self, name: str, command: list[str], cwd: Path) -> Process:
+        if name in self.processes:
+            self.processes[name].stop()
         program = [_executable(command[0]), *command[1:]]
         process = Process(program, self.logs / f"{name}.log", cwd, self.environment(name), self.watchdog)
         self.processes[name] = process
@@ -143,8 +145,6 @@ class Rehearsal:
 
     def follow_log(self, run_id: str) -> None:
         """The server's log goes to Flower, not to a file: this program fetches it, and ends when the run ends."""
-        if "run" in self.processes:
-            self.processes["run"].stop()
         self.start("run", ["flwr", "log", run_id, flower.CONNECTION], self.place)
 
     def run_status(self, run_id: str) -> tuple[str, str]:
@@ -258,6 +258,6 @@ def _executable(name: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The last line of an answer: the lines before it say what was asked."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason given"
+    """What Flower's command says went wrong, without what it says it is doing."""
+    lines = [line.strip() for line in text.splitlines()]
+    return " ".join(line for line in lines if line and not line.startswith(("Using SuperLink", "Listing"))).rstrip(".")

@@ -48,12 +48,14 @@ class Process:
         self.command, self.log, self.cwd, self.environment, self.watchdog = command, log, cwd, environment, watchdog
         self.name = log.stem
         self.child: subprocess.Popen[bytes] | None = None
-        self.falls, self.began = 0, 0.0
+        self.wanted, self.swept = False, True
+        self.falls, self.began, self.log_from = 0, 0.0, 0
         self.again: float | None = None
 
     def start(self) -> None:
-        self.kill()  # what an earlier one left behind in its group must not work beside the new one
+        self._sweep()
         with self.log.open("ab") as log:
+            self.log_from = log.tell()
             self.child = subprocess.Popen(
                 self.command,
                 cwd=self.cwd,
@@ -64,55 +66,73 @@ class Process:
                 start_new_session=True,
             )
         self.watchdog.guard(self.child.pid)
+        self.wanted, self.swept = True, False
         self.began, self.again = time.monotonic(), None
 
     @property
     def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def _child(self) -> "subprocess.Popen[bytes]":
         assert self.child is not None, f"{self.name} was never started"
-        return self.child.pid
+        return self.child
 
     @property
     def alive(self) -> bool:
         return self.child is not None and self.child.poll() is None
 
     def revive(self) -> str | None:
-        """Start it again, after a pause, if it ended. Returns a sentence when that is news."""
-        if self.child is None or self.alive:
+        """Start it again, after a pause, if it ended by itself. Returns a sentence when that is news."""
+        if not self.wanted or self.alive:
             return None
         now = time.monotonic()
         if self.again is None:
+            self._sweep()
             self.falls = 1 if now - self.began > STEADY else self.falls + 1
             pause = PAUSES[min(self.falls, len(PAUSES)) - 1]
             self.again = now + pause
-            note = (
-                f"{self.name} ended with code {self.child.returncode} and starts again in {pause:g} s, see {self.log}"
-            )
-            return note if self.falls <= len(PAUSES) else None
-        if now >= self.again:
+            if self.falls <= len(PAUSES):
+                return f"{self.name} ended ({self.last_words()}) and starts again in {pause:g} s, see {self.log}"
+        elif now >= self.again:
             self.start()
         return None
 
     def stop(self) -> None:
-        """Ask it to end, wait, and kill what is left of its group."""
-        if self.child is not None and self.alive:
+        """Ask it to end, wait, and kill what is left. It is not started again."""
+        self.wanted = False
+        if self.alive:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.child.wait(GRACE)
-        self.kill()
+                self._child.wait(GRACE)
+        self._sweep()
 
     def kill(self) -> None:
-        """End it and all it started, at once, as a crash of its machine would."""
-        if self.child is not None:
+        """End it and all it started at once, as a crash of its machine would."""
+        if self.alive:
             self._signal(signal.SIGKILL)
-            self.child.wait()
-            self.watchdog.release(self.child.pid)
-            self.child = None
+            self._child.wait()
+
+    def _sweep(self) -> None:
+        """Kill what is left of its group: it must not work beside a new one. Only once, since ids are used again."""
+        if not self.swept:
+            self._signal(signal.SIGKILL)
+            self._child.wait()
+            self.watchdog.release(self.pid)
+            self.swept = True
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def last_words(self) -> str:
-        """The last line of the log that says something."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        """Why it ended, as far as its log tells: Flower's programs write the reason below an exit code."""
+        if self._child.returncode is not None and self._child.returncode < 0:
+            return f"signal {-self._child.returncode}"
+        with self.log.open("rb") as log:
+            log.seek(self.log_from)
+            lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+        for number, line in enumerate(lines):
+            if "Exit Code:" in line:
+                return " ".join(lines[number + 1 : number + 3])
         return lines[-1] if lines else "its log is empty"

@@ -1,6 +1,7 @@
 """A run folder, read while another process writes it, as events for a view."""
 
 import json
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ class RunWatch:
 
     def __init__(self, run_dir: Path, view: RunView) -> None:
         self.run_dir, self.view = run_dir, view
-        past = self._events()
-        self.shown, self.status = len(past), ""
+        self.told, self.status = self._lines(), ""
+        past = [json.loads(line) for line in self.told]
         self.round = max((event["round"] for event in past if event["event"] == "round"), default=0)
 
     @property
@@ -22,11 +23,12 @@ class RunWatch:
 
     def look(self) -> None:
         self._show_status()
-        events = self._events()
-        self.shown = min(self.shown, len(events))  # a server that goes on drops what an unfinished round left
-        for event in events[self.shown :]:
-            self._show(event)
-        self.shown = len(events)
+        lines = self._lines()
+        # A server that goes on drops what an unfinished round left: the old and the new part ways somewhere.
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.told, lines, strict=False)))
+        for line in lines[same:]:
+            self._show(json.loads(line))
+        self.told = lines
 
     def warn(self, text: str) -> None:
         self.view({"event": "warning", "round": self.round, "text": text})
@@ -53,10 +55,9 @@ class RunWatch:
             note = f"{now['phase']}, waiting for {waiting}" if waiting else now["phase"]
             self.view.bar.update(self.view.rounds, note=note)
 
-    def _events(self) -> list[dict[str, Any]]:
+    def _lines(self) -> list[str]:
         try:
             text = (self.run_dir / "events.jsonl").read_text()
         except FileNotFoundError:
             return []
-        complete = text[: text.rfind("\n") + 1]  # the last line may be in the making
-        return [json.loads(line) for line in complete.splitlines()]
+        return text[: text.rfind("\n") + 1].splitlines()  # the last line may be in the making

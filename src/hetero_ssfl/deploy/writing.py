@@ -1,10 +1,10 @@
 """What `deploy init` writes. Nothing is half-written: all of it is built beside its place and renamed into it."""
 
-import json
 import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from importlib import resources
 from pathlib import Path
@@ -21,8 +21,12 @@ ENCODERS = (  # participants differ, which is the point
     "resnet14(width=12)",
 )
 
+# What a federation's settings begin with: to be edited, or small enough to see everything work within minutes.
+START = {"rounds": 10, "local_epochs": 2, "side": 32, "channels": 3, "rad": "rad", "rad_size": 500, "data": "images"}
+DEMO = {"rounds": 3, "local_epochs": 1, "side": 16, "channels": 1, "rad": "digits", "rad_size": 64, "data": "digits"}
 
-def initialise(deployment: Deployment, days: int = 825, data: str = "images", rad: str = "digits") -> None:
+
+def initialise(deployment: Deployment, days: int = 825, demo: bool = False) -> None:
     """Write the folder, all of it or nothing."""
     pki.general_name(deployment.host)  # a host that cannot work is refused before anything is written
     folder = deployment.folder
@@ -33,9 +37,9 @@ def initialise(deployment: Deployment, days: int = 825, data: str = "images", ra
         scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
             writer = Writer(deployment, scratch)
-            writer.write_server(rad)
+            writer.write_server(DEMO if demo else START)
             for number, name in enumerate(deployment.nodes):
-                writer.write_node(name, ENCODERS[number % len(ENCODERS)], data)
+                writer.write_node(name, ENCODERS[number % len(ENCODERS)], DEMO if demo else START)
             if deployment.secure:
                 writer.write_keys(days)
             writer.write_about(days)
@@ -86,13 +90,12 @@ class Writer:
             self.put(f"nodes/{name}/node.pub", public)
             self.put(f"server/node-keys/{name}.pub", public)
 
-    def write_server(self, rad: str) -> None:
+    def write_server(self, settings: Mapping[str, object]) -> None:
         it, count = self.deployment, len(self.deployment.nodes)
         local = address(it.loopback, it.port)
         self.put("server/superexec.secret", secrets.token_hex(32), 0o600)
         self.put("server/app/pyproject.toml", flower.APP)
-        settings = fill("federation.toml", rad=_toml(rad), count=count, enough=max(1, count - 1))
-        self.put("server/federation.toml", settings)
+        self.put("server/federation.toml", fill("federation.toml", **settings, count=count, enough=max(1, count - 1)))
         self.write_loop("server")
         superlink = flower.superlink("$here", "${BIND:-" + it.bind + "}", str(it.port), "$here/superlink.db", it.secure)
         self.script("server/start-superlink.sh", "The meeting point of all nodes.", _forever(superlink))
@@ -112,10 +115,9 @@ class Writer:
         about = "Start the run, or go on with it, and show the server's log. RUN_DIR=/PATH names another run folder."
         self.script("server/run.sh", about, "exec " + flower.shell(["$here/flwr.sh", *run, "--stream"]))
 
-    def write_node(self, name: str, encoder: str, data: str) -> None:
+    def write_node(self, name: str, encoder: str, settings: Mapping[str, object]) -> None:
         it, folder = self.deployment, f"nodes/{name}"
-        settings = fill("node.toml", name=_toml(name), encoder=_toml(encoder), data=_toml(data))
-        self.put(f"{folder}/node.toml", settings)
+        self.put(f"{folder}/node.toml", fill("node.toml", **settings, name=name, encoder=encoder))
         self.write_loop(folder)
         start = flower.supernode("$here", "${SUPERLINK:-" + it.superlink + "}", "${NODE_PORT:-9094}", it.secure)
         about = "Take part in the federation, until stopped. SUPERLINK names another host:port, NODE_PORT a free port."
@@ -149,10 +151,6 @@ def fill(template: str, **values: object) -> str:
 
 def _forever(command: list[str]) -> str:
     return f"keep_running {flower.shell(command)}"
-
-
-def _toml(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # a JSON string is a TOML string
 
 
 def _until(days: int) -> str:

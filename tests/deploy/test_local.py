@@ -1,0 +1,172 @@
+"""A rehearsal with Flower's own programs on loopback: strangers stay outside, and what breaks is mended."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from waiting import group_runs, until
+
+from hetero_ssfl.deploy import local, pki
+from hetero_ssfl.deploy.layout import Deployment
+from hetero_ssfl.deploy.local import Rehearsal, free_port
+from hetero_ssfl.deploy.watch import RunWatch
+from hetero_ssfl.deploy.writing import initialise
+from hetero_ssfl.errors import RunError
+from hetero_ssfl.progress import RunView
+
+
+def deployment(folder: Path, *nodes: str) -> Deployment:
+    it = Deployment(folder, nodes, port=free_port())
+    initialise(it)
+    return it
+
+
+@pytest.fixture(scope="module")
+def meeting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+    """Three nodes at one SuperLink: a good one, one with a key nobody registered, one that trusts another CA."""
+    it = deployment(tmp_path_factory.mktemp("meeting") / "fl", "good", "unregistered", "mistrusting")
+    (it.server / "node-keys/unregistered.pub").write_bytes(pki.node_key()[1])
+    (it.node("mistrusting") / "ca.crt").write_bytes(pki.new_authority().certificate_pem())
+    with Rehearsal(it) as rehearsal:
+        rehearsal.start_superlink()
+        rehearsal.register_nodes()
+        for name in it.nodes:
+            rehearsal.start_node(name)
+        until(lambda: "SuperNode ID" in rehearsal.processes["good"].log.read_text())
+        yield rehearsal
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("unregistered", "Failed to activate SuperNode"), ("mistrusting", "CERTIFICATE_VERIFY_FAILED")]
+)
+def test_a_node_without_the_right_papers_never_takes_part(meeting: Rehearsal, name: str, reason: str) -> None:
+    node = meeting.processes[name]
+    until(lambda: not node.alive)
+    assert reason in node.last_words()
+    assert "SuperNode ID" not in node.log.read_text()
+    assert meeting.online() == 1, "only the good one"
+    assert meeting.processes["good"].alive
+
+
+def test_a_folder_is_rehearsed_once_at_a_time(meeting: Rehearsal) -> None:
+    with pytest.raises(RunError, match="is being rehearsed already"):
+        Rehearsal(meeting.deployment).__enter__()
+
+
+def test_a_taken_port_is_named(meeting: Rehearsal, tmp_path: Path) -> None:
+    other = deployment(tmp_path / "fl", "node-1")
+    with Rehearsal(other, meeting.port) as rehearsal, pytest.raises(RunError, match=f"port {meeting.port} is taken"):
+        rehearsal.start_superlink()
+
+
+def test_a_server_with_an_expired_certificate_gets_no_nodes(tmp_path: Path) -> None:
+    it = deployment(tmp_path / "fl", "node-1")
+    authority = pki.load((it.folder / "ca/ca.crt").read_bytes(), (it.folder / "ca/ca.key").read_bytes())
+    old = pki.server_certificate(authority, it.host, 1, datetime.now(timezone.utc) - timedelta(days=2))
+    (it.server / "server.crt").write_bytes(old.certificate_pem())
+    (it.server / "server.key").write_bytes(old.key_pem())
+    with Rehearsal(it) as rehearsal:
+        rehearsal.start_superlink()
+        rehearsal.start_node("node-1")
+        node = rehearsal.processes["node-1"]
+        until(lambda: not node.alive)
+        assert "certificate has expired" in node.last_words()
+        with pytest.raises(RunError, match="cannot be registered"):
+            rehearsal.register_nodes()
+        assert "POST" not in rehearsal.processes["superlink"].log.read_text(), "no request came through"
+
+
+APP = '''
+"""A federation that only counts. Its first start fails after the first round."""
+import json, time
+from pathlib import Path
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+server_app = ServerApp()
+client_app = ClientApp()
+
+@server_app.main()
+def main(grid, context):
+    folder = Path(context.run_config["run-dir"])
+    folder.mkdir(parents=True, exist_ok=True)
+    events = folder / "events.jsonl"
+    done = len(events.read_text().splitlines()) if events.exists() else 0
+    while not list(grid.get_node_ids()):
+        time.sleep(0.1)
+    for number in range(done + 1, 4):
+        time.sleep(1)
+        with events.open("a") as file:
+            file.write(json.dumps({"event": "round", "round": number, "seconds": 1.0}) + "\\n")
+        if number == 1:
+            raise RuntimeError("the first start fails")
+    (folder / "results.json").write_text(json.dumps({"nodes": len(list(grid.get_node_ids()))}))
+'''
+
+
+class Killing(RunView):
+    """A view that kills the SuperLink when the second round is done."""
+
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        super().__init__(Console(quiet=True), "test")
+        self.rehearsal, self.seen = rehearsal, list[Mapping[str, Any]]()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        self.seen.append(event)
+        if event["event"] == "round" and event["round"] == 2:
+            os.kill(self.rehearsal.processes["superlink"].pid, signal.SIGKILL)
+
+
+def test_a_rehearsal_ends_with_results_whatever_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "PAUSE", 1.0)
+    it = deployment(tmp_path / "fl", "node-1")
+    (it.server / "app/counting.py").write_text(APP)
+    app = (it.server / "app/pyproject.toml").read_text()
+    app = app.replace("hetero_ssfl.federation.deployed:server_app", "counting:server_app")
+    app = app.replace("hetero_ssfl.federation.client_app:app", "counting:client_app")
+    (it.server / "app/pyproject.toml").write_text(app)
+    rehearsal = Rehearsal(it)
+    view = Killing(rehearsal)
+    with rehearsal:
+        rehearsal.run(RunWatch(rehearsal.run_dir, view))
+        rehearsal.register_nodes()  # once more does no harm
+        groups = [process.pid for process in rehearsal.processes.values()]
+    assert json.loads((rehearsal.run_dir / "results.json").read_text())["nodes"] <= 1
+    warnings = [event["text"] for event in view.seen if event["event"] == "warning"]
+    assert any("ServerApp failed with exception: the first start fails" in text for text in warnings)
+    assert any("superlink ended (signal 9)" in text for text in warnings)
+    assert [event["round"] for event in view.seen if event["event"] == "round"] == [1, 2, 3]
+    until(lambda: not any(group_runs(group) for group in groups))
+
+
+class Failing(Rehearsal):
+    """A rehearsal whose server's part fails, after as many rounds as the plan says."""
+
+    plan = (0, 0, 1, 1, 1, 9)
+
+    def start_all(self) -> None:
+        self.starts = 0
+
+    def run_once(self, watch: RunWatch) -> str:
+        self.starts += 1
+        watch.round = self.plan[self.starts - 1]
+        return "no RAD"
+
+    def attend(self, watch: RunWatch, seconds: float = 0.0) -> None:
+        pass
+
+
+def test_a_server_that_keeps_failing_is_given_up_unless_rounds_get_done(tmp_path: Path) -> None:
+    it = deployment(tmp_path / "fl", "node-1")
+    with Failing(it) as rehearsal:
+        watch = RunWatch(rehearsal.run_dir, RunView(Console(quiet=True), "test"))
+        with pytest.raises(RunError, match="failed 3 times in a row: no RAD") as raised:
+            rehearsal.run(watch)
+    assert str(rehearsal.logs / "run.log") in str(raised.value)
+    assert rehearsal.starts == 5, "the round done at the third start makes it worth two more"
