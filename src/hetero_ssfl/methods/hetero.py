@@ -8,9 +8,11 @@ A client that was not selected has not changed, so its last share is still exact
 that was lost or refused, the last good one stands in.)
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 import torch
 from torch import Generator, Tensor
@@ -33,6 +35,10 @@ from ..models import Learner
 from ..objectives import alignment_distance
 from ..training import Client, rad_representations, train
 from .base import Broadcast, ClientId, Method, ServerState, Update
+
+PARTS = {"factor": ("factor",), "sketch": ("sketch", "trace")}
+TOLERANCE = 0.05  # of a norm that is 1 but for rounding on the wire
+WILD = 1000.0  # times the median of the others' norms
 
 
 class HeteroSSFL(Method):
@@ -60,25 +66,31 @@ class HeteroSSFL(Method):
     def check(self, state: ServerState, client: ClientId, update: Update) -> None:
         super().check(state, client, update)
         form, rows, rank = self.config.alignment.form, self.config.rad.size, self.config.alignment.rank
-        share = update.arrays.get(form)
-        shape = None if share is None else tuple(share.shape)
-        widths = range(1, rank + 1) if form == "factor" else [min(rank, rows)]
-        if share is None or len(share.shape) != 2 or len(share) != rows or share.shape[1] not in widths:
-            wanted = f"at most {rank}" if form == "factor" else f"exactly {min(rank, rows)}"
+        odd = sorted(update.arrays.keys() ^ set(PARTS[form]))
+        if odd:
+            raise ProtocolError(f"{client} sent other arrays than a {form}: '{odd[0][:40]}' is on one side only.")
+        check_rows(update.arrays[form], rows, 1 if form == "factor" else min(rank, rows), rank, client)
+        if form == "sketch" and update.arrays["trace"].numel() != 1:
+            raise ProtocolError(f"{client} sent a trace of shape {tuple(update.arrays['trace'].shape)}, expected one.")
+        size, most = self._norm(update.arrays), 1 + TOLERANCE
+        if not self.config.alignment.normalize:  # then no scale is agreed on; only a wild one can be known
+            others = [self._norm(kept) for name, kept in state.clients.items() if name != client]
+            most = WILD * median(others) if others else math.inf
+        if not 0 < size <= most:
             raise ProtocolError(
-                f"{client} sent representations of shape {shape}, expected a {form} of ({rows}, {wanted}): "
-                "it may hold another RAD."
-            )
-        if not share.is_floating_point():
-            raise ProtocolError(f"{client} sent representations of type {share.dtype}, expected floating point.")
-        if form == "sketch" and ("trace" not in update.arrays or update.arrays["trace"].numel() != 1):
-            raise ProtocolError(
-                f"{client} sent a sketch without its trace, expected one number. Does it run this version?"
+                f"{client} sent a kernel of norm {size:.3g}, expected more than 0 and at most {most:.3g}: it would "
+                "outweigh the others, or says nothing."
             )
 
+    def check_broadcast(self, client: Client, down: Broadcast) -> None:
+        super().check_broadcast(client, down)
+        for name, array in down.arrays.items():
+            if name != "factor":
+                raise ProtocolError(f"the server sent '{name[:40]}', expected nothing but a 'factor'.")
+            check_rows(array, len(client.rad), 1, self.config.alignment.rank, "the server")
+
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
-        names = ("factor",) if self.config.alignment.form == "factor" else ("sketch", "trace")
-        kept = {**state.clients, **{client: {k: u.arrays[k] for k in names} for client, u in updates.items()}}
+        kept = {**state.clients, **{client: u.arrays for client, u in updates.items()}}
         examples = {**state.examples, **{name: u.examples for name, u in updates.items()}}
         state = replace(state, round=state.round + 1, clients=kept, examples=examples)
         return replace(state, shared=self._consensus(state))
@@ -113,14 +125,33 @@ class HeteroSSFL(Method):
         precision = torch.finfo(getattr(torch, config.wire)).eps
         return combine_sketches(mean, float(trace), self._omega(), precision)
 
+    def _norm(self, share: Mapping[str, Tensor]) -> float:
+        """Frobenius norm of a client's kernel; of a sketch the part that Omega sees, which is no greater."""
+        if self.config.alignment.form == "factor":
+            a = share["factor"].double()
+            return float((a.T @ a).norm())
+        return float(share["sketch"].double().norm()) / self.config.rad.size  # Omega's columns have that length
+
     def _omega(self) -> Tensor:
         return sketching_matrix(self.config.rad.size, self.config.alignment.rank, self.config.seed)
 
     def _weight(self, state: ServerState, name: ClientId) -> float:
         weights = self.config.clients.weights
         if isinstance(weights, tuple):
-            return weights[state.roster.index(name)]
+            place = state.roster.index(name)
+            return weights[place] if place < len(weights) else 1.0  # one who joined later
         return float(state.examples[name]) if weights == "size" else 1.0
+
+
+def check_rows(array: Tensor, rows: int, narrowest: int, widest: int, sender: str) -> None:
+    """One row per RAD image, and no more columns than were agreed on."""
+    if array.ndim != 2 or len(array) != rows or not narrowest <= array.shape[1] <= widest:
+        raise ProtocolError(
+            f"{sender} sent representations of shape {tuple(array.shape)}, expected {rows} rows and {narrowest} to "
+            f"{widest} columns: it may hold another RAD."
+        )
+    if not array.is_floating_point():
+        raise ProtocolError(f"{sender} sent representations of type {array.dtype}, expected floating point.")
 
 
 class Alignment:
