@@ -69,7 +69,8 @@ class HeteroSSFL(Method):
         odd = sorted(update.arrays.keys() ^ set(PARTS[form]))
         if odd:
             raise ProtocolError(f"{client} sent other arrays than a {form}: '{odd[0][:40]}' is on one side only.")
-        check_rows(update.arrays[form], rows, 1 if form == "factor" else min(rank, rows), rank, client)
+        narrowest, widest = (1, rank) if form == "factor" else (min(rank, rows),) * 2
+        check_rows(update.arrays[form], rows, narrowest, widest, client)
         if form == "sketch" and update.arrays["trace"].numel() != 1:
             raise ProtocolError(f"{client} sent a trace of shape {tuple(update.arrays['trace'].shape)}, expected one.")
         size, most = self._norm(update.arrays), 1 + TOLERANCE
