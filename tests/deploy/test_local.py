@@ -17,7 +17,7 @@ from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.local import Rehearsal, free_port
 from hetero_ssfl.deploy.watch import RunWatch
 from hetero_ssfl.deploy.writing import initialise
-from hetero_ssfl.errors import RunError
+from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.progress import RunView
 
 
@@ -80,6 +80,8 @@ def test_a_server_with_an_expired_certificate_gets_no_nodes(tmp_path: Path) -> N
         with pytest.raises(RunError, match="cannot be registered"):
             rehearsal.register_nodes()
         assert "POST" not in rehearsal.processes["superlink"].log.read_text(), "no request came through"
+        with pytest.raises(ConfigError, match="hetero-ssfl deploy renew"):
+            rehearsal.start_all()
 
 
 APP = '''

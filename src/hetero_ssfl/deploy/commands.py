@@ -1,7 +1,6 @@
 """`hetero-ssfl deploy ...`: parse, call, print. Heavy imports wait until a command needs them."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -78,17 +77,14 @@ def local(
     deployment = Deployment.load(folder)
     config = load_config(str(deployment.server / "federation.toml"))
     rehearsal = Rehearsal(deployment, port)
-    if fresh:
-        shutil.rmtree(rehearsal.run_dir, ignore_errors=True)
-    with RunView(err, config.name, quiet) as view:
-        watch = RunWatch(rehearsal.run_dir, view)
-        try:
-            if not watch.finished:
-                with rehearsal:
-                    rehearsal.run(watch)
-        except KeyboardInterrupt:
-            err.print("Interrupted. Everything is stopped; finished rounds are kept. The same command goes on.")
-            sys.exit(130)
+    try:
+        with RunView(err, config.name, quiet) as view, rehearsal:
+            if fresh:
+                rehearsal.forget()
+            rehearsal.run(RunWatch(rehearsal.run_dir, view))
+    except KeyboardInterrupt:
+        err.print("Interrupted. Everything is stopped; finished rounds are kept. The same command goes on.")
+        sys.exit(130)
     results = json.loads((rehearsal.run_dir / "results.json").read_text())
     if as_json:
         print(json.dumps({"run": str(rehearsal.run_dir), **results}, indent=2))

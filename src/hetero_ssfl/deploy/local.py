@@ -16,11 +16,12 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ..errors import RunError
-from . import flower
+from ..errors import ConfigError, RunError
+from . import flower, pki
 from .layout import Deployment, address
 from .processes import Process, Watchdog
 from .watch import RunWatch
@@ -62,10 +63,16 @@ class Rehearsal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in reversed(self.processes.values()):  # nodes take leave while there is a SuperLink to hear it
+        for name in self.processes.keys() & {*self.deployment.nodes, "run"}:
+            self.processes[name].ask_to_stop()  # all at once, and while there is a SuperLink to take leave of
+        for process in reversed(self.processes.values()):
             process.stop()
         self.watchdog.close()
         self.lock.close()
+
+    def forget(self) -> None:
+        """Begin with nothing, instead of going on with an earlier rehearsal."""
+        shutil.rmtree(self.run_dir, ignore_errors=True)
 
     # --- the programs ---
 
@@ -103,11 +110,22 @@ class Rehearsal:
         self.start(name, flower.supernode(str(folder), self.superlink, port, self.deployment.secure), folder)
 
     def start_all(self) -> None:
+        if self.deployment.secure:
+            self.check_certificate()
         self.start_superlink()
         self.start_superexec()
         self.register_nodes()
         for name in self.deployment.nodes:
             self.start_node(name)
+
+    def check_certificate(self) -> None:
+        """Nodes refuse a server whose certificate has ended, but what they say about it is hard to read."""
+        end = pki.valid_until((self.deployment.server / "server.crt").read_bytes())
+        if end < datetime.now(timezone.utc):
+            raise ConfigError(
+                f"the server's certificate ended on {end:%Y-%m-%d}. "
+                f"Make a new one with: hetero-ssfl deploy renew {self.deployment.folder}"
+            )
 
     def start(self, name: str, command: list[str], cwd: Path) -> Process:
         if name in self.processes:
@@ -172,8 +190,9 @@ class Rehearsal:
         return answer
 
     def run(self, watch: RunWatch) -> None:
-        """Everything, to the end of the run."""
-        self.start_all()
+        """Everything, to the end of the run; nothing for a run that is finished."""
+        if not watch.finished:
+            self.start_all()
         failures, round_before = 0, watch.round
         while not watch.finished:
             reason = self.run_once(watch)

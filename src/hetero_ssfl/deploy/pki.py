@@ -81,6 +81,10 @@ def load(certificate: bytes, key: bytes) -> Certified:
     return Certified(found, private)
 
 
+def valid_until(certificate: bytes) -> datetime:
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+
+
 def node_key() -> tuple[bytes, bytes]:
     """A private and a public key in the OpenSSH format, as Flower wants them."""
     key = ec.generate_private_key(CURVE)

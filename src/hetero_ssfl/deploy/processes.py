@@ -98,13 +98,17 @@ class Process:
             self.start()
         return None
 
-    def stop(self) -> None:
-        """Ask it to end, wait, and kill what is left. It is not started again."""
-        self.wanted = False
-        if self.alive:
+    def ask_to_stop(self) -> None:
+        """Once: a second request would cut short the putting in order. It is not started again."""
+        if self.wanted and self.alive:
             self._signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(GRACE)
+        self.wanted = False
+
+    def stop(self) -> None:
+        """Ask it to end, wait, and kill what is left."""
+        self.ask_to_stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(GRACE)
         self._sweep()
 
     def kill(self) -> None:
