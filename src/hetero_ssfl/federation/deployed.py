@@ -31,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
         serve(grid, Path(_setting(context, "config")), Path(_setting(context, "run-dir")))
     except HeteroSSFLError as error:
         log.error("%s", error)
-        raise SystemExit(2) from None
+        raise RuntimeError(str(error)) from None  # Flower reports these words; an exit it would take for a lost task
 
 
 def serve(grid: Grid, config_path: Path, run_dir: Path) -> None:

@@ -1,0 +1,95 @@
+"""A disk that is full while something is saved: one sentence, nothing half-written; with room again it goes on."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+NODE = """
+import json, sys
+from pathlib import Path
+import torch
+from test_nodes import Rig, tensors
+from hetero_ssfl.runs import load_tensors
+
+root, small = Path(sys.argv[1]), Path(sys.argv[2])
+rig = Rig(root, "rounds=3")
+path = rig.paths[1]
+path.write_text(path.read_text().replace("[data]", f'home = "{small}"\\n[data]', 1))
+
+def fill():
+    try:
+        (small / "filler").write_bytes(b"x" * 10**7)
+    except OSError:
+        pass
+
+rig.at["begin", 2] = fill
+rig.at["begin", 3] = (small / "filler").unlink
+folder = rig.run()
+(event,) = [e for e in folder.events() if "excluded" in e]
+assert (event["round"], event["client"]) == (2, "node-1"), event
+assert "No space left on device" in event["excluded"], event
+assert not [f for f in small.rglob(".*") if f.name != ".lock"], "half-written files"
+for file in small.rglob("*.safetensors"):
+    load_tensors(file)  # every file is whole
+assert "node-1" in folder.read_json("results.json")["clients"]
+"""
+
+SERVER = """
+import sys
+from pathlib import Path
+import torch
+from test_nodes import Rig, tensors
+from hetero_ssfl.errors import RunError
+from hetero_ssfl.runs import RunFolder, load_tensors
+
+root, small = Path(sys.argv[1]), Path(sys.argv[2])
+whole = Rig(root / "whole")
+whole.run()
+rig = Rig(root / "full")
+moved = RunFolder(small / "run")
+(rig.folder.path).rename(root / "kept")
+import shutil
+shutil.copytree(root / "kept", moved.path)
+rig.folder = moved
+
+def fill():
+    with (small / "filler").open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError:
+            pass
+
+rig.at["answered", 2] = fill
+try:
+    rig.run()
+except RunError as error:
+    assert "No space left on device" in str(error), error
+else:
+    raise AssertionError("a full disk went unnoticed")
+assert not [f for f in small.rglob(".*") if f.name != ".lock"], "half-written files"
+assert load_tensors(moved.path / "server.safetensors")[1]["round"] == 1
+(small / "filler").unlink()
+rig.run()
+assert moved.read_json("results.json") == whole.folder.read_json("results.json")
+assert [e["round"] for e in moved.events() if e["event"] == "round"] == [0, 1, 2]
+assert all(torch.equal(v, tensors(moved)[k]) for k, v in tensors(whole.folder).items())
+"""
+
+
+@pytest.mark.parametrize("script", [NODE, SERVER], ids=["node", "server"])
+def test_a_full_disk_costs_no_more_than_the_round(tmp_path: Path, script: str) -> None:
+    small, program = tmp_path / "small", tmp_path / "program.py"
+    small.mkdir()
+    program.write_text(script)
+    private = ["unshare", "--map-root-user", "--mount"]
+    if subprocess.run([*private, "mount", "-t", "tmpfs", "none", small], capture_output=True).returncode:
+        pytest.skip("this machine allows no private mounts")
+    inside = f"mount -t tmpfs -o size=2m none {small} && exec {sys.executable} {program} {tmp_path / 'root'} {small}"
+    environment = {"PYTHONPATH": str(HERE), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HETERO_SSFL_CACHE": str(tmp_path)}
+    done = subprocess.run([*private, "sh", "-c", inside], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
