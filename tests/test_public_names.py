@@ -1,5 +1,7 @@
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -15,3 +17,9 @@ def test_every_public_name_is_there() -> None:
 def test_importing_the_package_loads_no_torch() -> None:
     code = "import sys, hetero_ssfl, hetero_ssfl.cli; print('torch' in sys.modules, 'flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["False"] * 2
+
+
+def test_one_version_is_said_everywhere() -> None:
+    assert metadata.version("hetero-ssfl") == hetero_ssfl.__version__
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert f'\nversion = "{hetero_ssfl.__version__}"' in text

@@ -1,0 +1,19 @@
+"""kill -9 of a node, of the server and of the SuperLink, and a cut network, in one run that must not mind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PRIVATE = ["unshare", "--map-root-user", "--net", "sh", "-c"]
+
+
+def test_a_run_survives_the_death_of_a_node_the_server_the_superlink_and_the_network(tmp_path: Path) -> None:
+    command = f"exec {sys.executable} {HERE / 'sabotage.py'} {tmp_path / 'root'}"
+    path = os.pathsep.join([str(HERE), str(HERE.parent / "federation")])
+    whole = ["sh", "-c", command]
+    if not subprocess.run([*PRIVATE, "ip link set lo up"], capture_output=True).returncode:
+        whole = [*PRIVATE, f"ip link set lo up && {command} cut"]
+    done = subprocess.run(whole, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
