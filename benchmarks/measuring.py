@@ -1,0 +1,86 @@
+"""What all benchmarks share: alternate the sides, take medians, print one table, keep one JSON file."""
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a ratio against a baseline that was measured in the same run."""
+
+    what: str
+    against: str
+    ratio: float
+    target: float
+    at_least: bool = True
+    """Whether the ratio must be at least the target, or at most."""
+    unit: str = "x"
+    note: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.ratio >= self.target if self.at_least else self.ratio <= self.target
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def alternate(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Measure every side `repeats` times, in turns and in changing order, because a machine's speed drifts."""
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    for repeat in range(repeats):
+        for name in sorted(sides, reverse=repeat % 2 == 1):
+            taken[name].append(sides[name]())
+    return taken
+
+
+def medians(taken: Mapping[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def publish(name: str, rows: list[Row], measured: Mapping[str, Any], write: bool = True) -> None:
+    """Print the table; keep it with what was measured and where, as results/NAME.json."""
+    table = Table(title=name)
+    for heading in ("what", "against", "ratio", "target", ""):
+        table.add_column(heading, justify="right" if heading in ("ratio", "target") else "left")
+    for row in rows:
+        target = f"{'>=' if row.at_least else '<='} {row.target:g} {row.unit}"
+        verdict = ("met" if row.met else "not met") + (f": {row.note}" if row.note else "")
+        table.add_row(row.what, row.against, f"{row.ratio:.3g} {row.unit}", target, verdict)
+    Console(width=160).print(table)
+    if write:
+        RESULTS.mkdir(exist_ok=True)
+        content = {
+            "command": " ".join(["python", f"benchmarks/{name}.py", *sys.argv[1:]]),
+            "rows": [{**asdict(row), "met": row.met} for row in rows],
+            "measured": measured,
+            "machine": machine(),
+        }
+        (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
