@@ -13,6 +13,15 @@ settings.load_profile("project")
 torch.set_num_threads(1)  # models this small only lose time by sharing the work
 
 
+LONGEST = ("test_sabotage.py", "test_federation.py", "test_run.py", "test_engines.py", "test_cli.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that the processes which share the tests end together."""
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests neither read nor fill the user's caches: ours and that of the `datasets` library."""

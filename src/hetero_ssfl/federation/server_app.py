@@ -256,7 +256,9 @@ class Server:
         """Replies by node, keyed through the id of the message each answers (a reply's own sender can be wrong)."""
         waiting = dict(zip(self.grid.push_messages(messages.values()), messages, strict=True))
         replies: dict[int, Message] = {}
-        while waiting and time.monotonic() < deadline:
+        in_time = True
+        while waiting and in_time:
+            in_time = time.monotonic() < deadline  # looked at before the replies: what has come by then counts
             for reply in self.grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
