@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Error, Message
 from grids import LocalGrid
 from nodes import ENCODERS, write_federation, write_images, write_node
 
@@ -255,7 +255,15 @@ def test_weights_never_leave_unless_the_node_says_so(tmp_path: Path) -> None:
     for path in rig.paths:
         path.write_text(path.read_text() + "[limits]\nweights_may_leave = true\n")
     read_node.cache_clear()
-    assert "global" in rig.run().read_json("results.json")
+    rig.grid.tamper[100] = lambda question, reply: (
+        Message(Error(0, "no"), reply_to=question) if is_global_model(question) else reply
+    )
+    assert "linear_all" in rig.run().read_json("results.json")["global"]  # from node-1, since node-0 would not
+    assert any("node-0 could not evaluate the global model" in e.get("text", "") for e in rig.events)
+
+
+def is_global_model(question: Message) -> bool:
+    return question.metadata.message_type == "evaluate" and bool(question.content.array_records["arrays"])
 
 
 @pytest.mark.parametrize(

@@ -311,18 +311,20 @@ class Server:
         return read_figures(reply.content, self.header(number), name)
 
     def evaluate_shared(self, number: int, weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        """The model for all, probed by the first client: on all classes, since it belongs to nobody."""
-        name = min(self.nodes)
+        """The model for all, probed by the first client that can: on all classes, since it belongs to nobody."""
         settings: dict[str, Scalar] = {**self.settings(number), "split": "test"}
-        replies, _ = self.exchange("evaluate", number, {name: pack(weights, settings)})
-        try:
-            found = self.figures(name, replies.get(name), number)
-        except ProtocolError as error:
-            raise RunError(
-                f"the global model could not be evaluated: {error} All training is kept; mend it and continue with: "
-                f"{resume_command(self.folder.path)}"
-            ) from None
-        return {key: value for key, value in found.items() if key.endswith("_all")}
+        for name in sorted(self.nodes):
+            replies, _ = self.exchange("evaluate", number, {name: pack(weights, settings)})
+            try:
+                found = self.figures(name, replies.get(name), number)
+            except ProtocolError as error:
+                self.warn(f"{name} could not evaluate the global model: {error}")
+                continue
+            return {key: value for key, value in found.items() if key.endswith("_all")}
+        raise RunError(
+            "the global model could not be evaluated by anybody. All training is kept; mend the reasons above and "
+            f"continue with: {resume_command(self.folder.path)}"
+        )
 
     def summary(self, state: ServerState, updates: Mapping[ClientId, Update], seconds: float) -> Event:
         means = _means({name: dict(update.metrics) for name, update in updates.items()})
