@@ -12,11 +12,8 @@ parameters, bit for bit: otherwise they did not do the same work.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
-import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -25,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import Row, medians, publish
 from torch import Tensor
 
 from hetero_ssfl.config import Config, validate
@@ -37,7 +35,6 @@ from hetero_ssfl.seeding import rng_for
 from hetero_ssfl.training import learning_rate
 
 TARGET = 1.15
-RESULTS = Path(__file__).parent / "results" / "overhead.json"
 
 States = list[dict[str, Tensor]]
 """The parameters and buffers of each client after the last round."""
@@ -179,36 +176,15 @@ def main() -> int:
     config = benchmark_config(rounds)
     print(f"{config.clients.count} clients, {rounds} rounds x {config.local_epochs} epochs, {config.data.source}")
     seconds, difference = compare(config, repeats)
-    medians = {kind: statistics.median(values) for kind, values in seconds.items()}
-    ratio = medians["engine"] / medians["bare"]
-    print(f"medians: engine {medians['engine']:.2f} s, bare {medians['bare']:.2f} s")
+    middle = medians(seconds)
     print(f"largest difference between final parameters: {difference:g} (0 is bit for bit)")
-    print(f"ratio {ratio:.3f} (target at most {TARGET})")
-    if not options.quick:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(report(config, seconds, ratio, difference), indent=2) + "\n")
+    what, against = "a run: messages, checkpoints, events and all", "a bare loop with the same steps and final bits"
+    row = Row(what, against, middle["engine"] / middle["bare"], TARGET, at_least=False)
+    measured = {"seconds": seconds, "data": config.data.source, "rounds": rounds, "difference": difference}
+    publish("overhead", [row], measured, write=not options.quick)
     if difference:
         print("the two did not do the same work, so the ratio says nothing", file=sys.stderr)
     return int(difference > 0)
-
-
-def report(config: Config, seconds: dict[str, list[float]], ratio: float, difference: float) -> dict[str, Any]:
-    return {
-        "command": " ".join(["python", "benchmarks/overhead.py", *sys.argv[1:]]),
-        "ratio": round(ratio, 4),
-        "target": TARGET,
-        "seconds": {kind: [round(value, 3) for value in values] for kind, values in seconds.items()},
-        "largest_parameter_difference": difference,
-        "data": config.data.source,
-        "rounds": config.rounds,
-        "machine": {
-            "platform": platform.platform(),
-            "cpus": os.cpu_count(),
-            "load_average": [round(value, 2) for value in os.getloadavg()],
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
-    }
 
 
 if __name__ == "__main__":
