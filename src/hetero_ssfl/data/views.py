@@ -48,7 +48,7 @@ def random_view(pixels: Tensor, config: ViewsConfig, rng: Generator) -> Tensor:
     view = pixels.float().div_(255.0)
     theta = _affine_maps(config, draw)
     if theta is not None:
-        grid = F.affine_grid(theta, list(view.shape), align_corners=False)
+        grid = _grid(theta, view.shape[-1])
         # What a shift or turn uncovers is black; a crop never leaves the image, so its edge must not fade.
         padding = "zeros" if config.rotate or config.translate or config.shear else "border"
         view = F.grid_sample(view, grid, mode="bilinear", padding_mode=padding, align_corners=False)
@@ -79,6 +79,14 @@ def _affine_maps(config: ViewsConfig, draw: _Draw) -> Tensor | None:
     row_x = torch.stack([cos * width * mirror, (slant * cos - sin) * height, shift_x], 1)
     row_y = torch.stack([sin * width * mirror, (slant * sin + cos) * height, shift_y], 1)
     return torch.stack([row_x, row_y], 1)
+
+
+def _grid(theta: Tensor, side: int) -> Tensor:
+    """`F.affine_grid(theta, ..., align_corners=False)` bit for bit, without a copy of all positions for each image."""
+    line = torch.linspace(-1, 1, side, device=theta.device) * (side - 1) / side
+    y, x = torch.meshgrid(line, line, indexing="ij")
+    positions = torch.stack([x, y, torch.ones_like(x)], 2).view(1, side * side, 3)
+    return (positions.expand(len(theta), -1, -1) @ theta.mT).view(-1, side, side, 2)
 
 
 def _recolour(view: Tensor, config: ViewsConfig, draw: _Draw) -> Tensor:
