@@ -42,6 +42,19 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Of this process, for work on one thread that never waits: other jobs on the machine then count for less."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def peak_memory() -> float:
+    """MB this process ever held, from Linux's VmHWM: ru_maxrss would begin with what the parent had."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
 def alternate(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
     """Measure every side `repeats` times, in turns and in changing order, because a machine's speed drifts."""
     taken: dict[str, list[float]] = {name: [] for name in sides}

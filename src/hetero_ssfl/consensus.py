@@ -8,7 +8,7 @@ Or each client sends a sketch K_j Omega (L x r) with one Omega for all. Sketches
 add up as their kernels do, so the server needs only their sum.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,24 +69,42 @@ def nystroem(a: Tensor, config: AlignmentConfig) -> Tensor:
 
 
 def combine(factors: Sequence[Tensor], weights: Sequence[float], rank: int) -> Consensus:
-    """B = [sqrt(w_j) A_j ...] with weights scaled to sum 1, cut to `rank` columns."""
+    """B = [sqrt(w_j) A_j ...] with weights scaled to sum 1, cut to `rank` columns.
+
+    Beyond the rank, factors are taken up one at a time and several times over: a sequence may load them when asked.
+    """
     total = sum(weights)
-    parts = [(w / total) ** 0.5 * a.double() for a, w in zip(factors, weights, strict=True)]
-    consensus = truncate(torch.cat(parts, dim=1), rank)
+    roots = [(w / total) ** 0.5 for w in weights]
+    if len(factors) > rank or sum(a.shape[1] for a in factors) > rank:
+        consensus = strongest(lambda: (r * a.float() for a, r in zip(factors, roots, strict=True)), rank)
+    else:
+        consensus = Consensus(torch.cat([r * a.double() for a, r in zip(factors, roots, strict=True)], dim=1))
     return Consensus(consensus.factor.float(), consensus.lost)
 
 
 def truncate(factor: Tensor, rank: int) -> Consensus:
-    """The best `rank` directions of a factor by subspace iteration: O(L R r), never L x L."""
-    if factor.shape[1] <= rank:
-        return Consensus(factor)
-    probe = torch.randn(factor.shape[1], rank + 16, dtype=factor.dtype, generator=rng_for(0, "truncate"))
-    basis = torch.linalg.qr(factor @ probe).Q
+    """The best `rank` directions of a factor."""
+    return Consensus(factor) if factor.shape[1] <= rank else strongest(lambda: iter([factor]), rank)
+
+
+def strongest(parts: Callable[[], Iterator[Tensor]], rank: int) -> Consensus:
+    """The best `rank` directions of F = [A_1 | A_2 | ...] by subspace iteration: O(L R r), never L x L nor all of F.
+
+    Products are in the precision of the parts; what decides which directions are strongest is in double.
+    """
+    rng, columns = rng_for(0, "truncate"), rank + 16
+    mixed = sum(a @ torch.randn(a.shape[1], columns, dtype=torch.float64, generator=rng).to(a.dtype) for a in parts())
+    basis = torch.linalg.qr(mixed).Q
     for _ in range(4):
-        basis = torch.linalg.qr(factor @ (factor.T @ basis)).Q
-    left, singular, _ = torch.linalg.svd(basis.T @ factor, full_matrices=False)
-    kept = basis @ (left[:, :rank] * singular[:rank])
-    return Consensus(kept, 1 - float(kept.square().sum() / factor.square().sum()))
+        basis = torch.linalg.qr(sum(a @ (a.T @ basis) for a in parts())).Q
+    core, size = torch.zeros(basis.shape[1], basis.shape[1], dtype=torch.float64), 0.0
+    for a in parts():
+        seen = (a.T @ basis).double()
+        core, size = core + seen.T @ seen, size + float(a.double().square().sum())
+    values, vectors = torch.linalg.eigh(core)  # of basis^T F F^T basis: squared singular values, in rising order
+    values, vectors = values[-rank:].flip(0).clamp_min(0), vectors[:, -rank:].flip(1)
+    kept = basis.double() @ (vectors * values.sqrt())
+    return Consensus(kept, max(0.0, 1 - float(kept.square().sum()) / size) if size else 0.0)
 
 
 # --- the consensus as a sum of equal shapes --------------------------------------------------------

@@ -52,7 +52,8 @@ def linear_probe(train: Labeled, test_x: Tensor, config: EvaluationConfig, seed:
     rng = rng_for(seed, "probe order")
     for _ in range(config.epochs):
         for rows in torch.randperm(len(x), generator=rng).split(config.batch):
-            loss = F.cross_entropy(classifier(x[rows]), train.y[rows])
+            # Not x[rows]: index_select copies whole rows, several times as fast, and gives the same bits.
+            loss = F.cross_entropy(classifier(x.index_select(0, rows)), train.y.index_select(0, rows))
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()

@@ -1,0 +1,182 @@
+"""The consensus without kernels, against dense L x L kernels: time and peak memory at L = 5000, d = 256, N = 20.
+
+The work is that of one round with one alignment step on the whole RAD: the server makes K_mean from 20 clients' shares
+(aggregate), and each client compares the kernel of its live representations with it, forward and backward (step).
+
+dense    shares are the kernels themselves, centred and of norm 1; the server averages them; a step is CKA of kernels
+factor   `combine` and `alignment_distance` with rank 512
+sketch   `weighted_mean` and `combine_sketches` with 512 columns; a step is the same as that of a factor
+
+How a client makes its share is left out on all sides. Shares and consensus are float32. Times are CPU seconds of one
+thread, medians of runs in turns; totals count one aggregate and each client's one step, or its five (one per local
+epoch, as Algorithm 1 has it). Memory is what a fresh process adds to its peak (VmHWM) after imports and a warm-up,
+the arrays it is given included: the operating system's view, so buffers of torch and the libraries count too.
+
+    python benchmarks/consensus.py
+"""
+
+import argparse
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from measuring import Row, alternate, cpu_seconds, medians, peak_memory, publish
+from torch import Tensor
+
+from hetero_ssfl.config import AlignmentConfig
+from hetero_ssfl.consensus import combine, combine_sketches, sketching_matrix, weighted_mean
+from hetero_ssfl.objectives import alignment_distance, centre, cka
+from hetero_ssfl.seeding import rng_for
+
+SIDES = ("dense", "factor", "sketch")
+
+
+class Size(NamedTuple):
+    rows: int = 5000
+    width: int = 256
+    clients: int = 20
+    rank: int = 512
+
+
+# --- the work ---------------------------------------------------------------------------------------
+
+
+def share(side: str, size: Size, client: int) -> Tensor:
+    """Of a made-up client at the scale of a real one; clients have much in common, as real ones do."""
+    common = torch.randn(size.rows, size.width, generator=rng_for(0, "common")) / torch.arange(1, size.width + 1).sqrt()
+    mixing = torch.randn(size.width, size.width, generator=rng_for(0, "mixing", client))
+    a = common @ mixing + torch.randn(size.rows, size.width, generator=rng_for(0, "own", client))
+    a = a - a.mean(0)
+    a = a / (a.T @ a).norm().sqrt()
+    if side == "dense":
+        return a @ a.T
+    return a if side == "factor" else a @ (a.T @ sketching_matrix(size.rows, size.rank, 0).float())
+
+
+def aggregate(side: str, shares: list[Tensor], size: Size) -> Tensor:
+    weights = [1.0] * len(shares)
+    if side == "dense":
+        mean = torch.zeros_like(shares[0])
+        for kernel, weight in zip(shares, weights, strict=True):
+            mean.add_(kernel, alpha=weight / sum(weights))  # in place: the least memory a dense server can do with
+        return mean
+    if side == "factor":
+        return combine(shares, weights, size.rank).factor
+    omega = sketching_matrix(size.rows, size.rank, 0)
+    return combine_sketches(weighted_mean(shares, weights), 1.0, omega, torch.finfo(torch.float32).eps).factor
+
+
+def step(side: str, live: Tensor, consensus: Tensor) -> Tensor:
+    """The gradient of 1 - CKA with respect to the live representations."""
+    live = live.detach().requires_grad_()
+    if side == "dense":
+        loss = 1 - cka(centre(live @ live.T), consensus)
+    else:
+        loss = alignment_distance(live, consensus, AlignmentConfig(row_normalize=False))
+    loss.backward()
+    assert live.grad is not None
+    return live.grad
+
+
+def consensus_of_shape(side: str, size: Size) -> Tensor:
+    """A stand-in, for a client that is handed one."""
+    columns = size.rows if side == "dense" else size.rank
+    return torch.randn(size.rows, columns, generator=rng_for(0, "consensus"))
+
+
+# --- memory -----------------------------------------------------------------------------------------
+
+
+def peak_megabytes(side: str, part: str, size: Size) -> float:
+    """What a fresh process adds to its peak; making the shares is not counted, holding them is."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_peak, side, part, size).result()
+
+
+def _peak(side: str, part: str, size: Size) -> float:
+    torch.set_num_threads(1)
+    small = Size(64, 8, 2, 16)
+    step(side, torch.randn(64, 8), aggregate(side, [share(side, small, k) for k in range(2)], small))  # warm libraries
+    before = peak_memory()
+    if part == "aggregate":
+        columns = {"dense": size.rows, "factor": size.width, "sketch": size.rank}[side]
+        aggregate(side, [torch.randn(size.rows, columns, generator=rng_for(k)) for k in range(size.clients)], size)
+    else:
+        step(side, torch.randn(size.rows, size.width, generator=rng_for(0, "live")), consensus_of_shape(side, size))
+    return max(0.1, peak_memory() - before)
+
+
+# --- time -------------------------------------------------------------------------------------------
+
+
+def times(size: Size, repeats: int) -> dict[str, float]:
+    torch.set_num_threads(1)
+    live = torch.randn(size.rows, size.width, generator=rng_for(0, "live"))
+    work: dict[str, Callable[[], float]] = {}
+    for side in SIDES:
+        shares = [share(side, size, k) for k in range(size.clients)]
+        mean = aggregate(side, shares, size)
+        work[f"{side} aggregate"] = partial(cpu_seconds, partial(aggregate, side, shares, size))
+        work[f"{side} step"] = partial(cpu_seconds, partial(step, side, live, mean))
+    return medians(alternate(work, repeats))
+
+
+def largest_difference(size: Size) -> float:
+    """Between the dense gradient and that of a factor that was not cut, as a share of the gradient's norm."""
+    exact = size._replace(rank=size.width * size.clients)
+    live = torch.randn(size.rows, size.width, generator=rng_for(0, "live"))
+    wanted, found = (
+        step(side, live, aggregate(side, [share(side, exact, k) for k in range(size.clients)], exact))
+        for side in ("dense", "factor")
+    )
+    return float((wanted - found).norm() / wanted.norm())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="small and once, nothing written: does it run?")
+    options = parser.parse_args()
+    size, repeats = (Size(500, 32, 5, 64), 1) if options.quick else (Size(), options.repeats)
+    apart = largest_difference(Size(400, 16, 5, 0))
+    assert apart < 1e-3, f"the two sides do not compute the same gradient: {apart:.2g} apart"
+    taken = times(size, repeats)
+    memory = {f"{side} {part}": peak_megabytes(side, part, size) for side in SIDES for part in ("aggregate", "step")}
+    rows = [row for side in SIDES[1:] for row in compared(side, size, taken, memory)]
+    publish(
+        "consensus",
+        rows,
+        {"size": size._asdict(), "seconds": taken, "megabytes": memory, "gradients_apart": apart},
+        write=not options.quick,
+    )
+
+
+def compared(side: str, size: Size, taken: dict[str, float], memory: dict[str, float]) -> list[Row]:
+    against = f"dense, L = {size.rows}, d = {size.width}, N = {size.clients}"
+    note = (
+        f"aggregate {taken[f'{side} aggregate']:.2f} s against {taken['dense aggregate']:.2f} s, "
+        f"one step {taken[f'{side} step']:.3f} s against {taken['dense step']:.3f} s"
+    )
+    rows = []
+    for steps in (1, 5):
+        ours, dense = (taken[f"{s} aggregate"] + steps * size.clients * taken[f"{s} step"] for s in (side, "dense"))
+        what = f"{side} form, CPU time of one aggregate and {steps} x {size.clients} steps ({ours:.2f} s)"
+        rows.append(Row(what, f"{against} ({dense:.2f} s)", dense / ours, 10, note=note))
+    smaller = size.rows / (size.width if side == "factor" else size.rank)
+    notes = {
+        "aggregate": f"the {size.clients} shares, which the server keeps, are {smaller:.1f} times smaller than kernels",
+        "step": f"live representations and consensus alone are {size.rows * (size.width + size.rank) * 4e-6:.0f} MB; "
+        "their centred copies and the gradient come on top",
+    }
+    for part, place in (("aggregate", "server"), ("step", "client")):
+        ours, dense = memory[f"{side} {part}"], memory[f"dense {part}"]
+        what = f"{side} form, peak memory of the {place} ({ours:.0f} MB)"
+        rows.append(Row(what, f"{against} ({dense:.0f} MB)", dense / ours, 30, note=notes[part]))
+    return rows
+
+
+if __name__ == "__main__":
+    main()
