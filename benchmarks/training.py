@@ -124,7 +124,7 @@ def obvious(task: Task, loaders: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Images per second of local training.")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one step of 8 images, nothing written: does it run?")
     options = parser.parse_args()
