@@ -126,6 +126,10 @@ def _train(
     folder: "RunFolder | None",
     nodes: "Sequence[Path]" = (),
 ) -> None:
+    from .federation.nursery import open_nursery
+
+    if config.engine.kind == "in-process":
+        open_nursery()  # it imports torch for the workers while this process does so for itself
     from .federation import resume, start
     from .progress import RunView
     from .report.tables import Result, results_table

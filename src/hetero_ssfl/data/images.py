@@ -10,6 +10,7 @@ import logging
 import os
 from collections import Counter
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +68,30 @@ def load_images(config: DataConfig, split: Split) -> Images:
 
 def _digits(config: DataConfig, split: Split) -> Images:
     """scikit-learn's 1,797 handwritten digits; every fifth image of a fixed shuffle is for testing."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    pixels = torch.from_numpy(bunch.images).float().div(16).unsqueeze(1)
+    shades, labels = _digits_file()
+    pixels = torch.from_numpy(shades).float().div(16).unsqueeze(1)
     if config.side and config.side != 8:
         size = (config.side, config.side)
         pixels = torch.nn.functional.interpolate(pixels, size, mode="bilinear", align_corners=False)
     pixels = pixels.mul(255).round().byte()
     if config.channels == 3:
         pixels = pixels.expand(-1, 3, -1, -1).contiguous()
-    everything = Images(pixels, torch.from_numpy(bunch.target).long(), tuple("0123456789"))
+    everything = Images(pixels, torch.from_numpy(labels).long(), tuple("0123456789"))
     return everything.subset(fixed_fifth(len(everything), split))
+
+
+def _digits_file() -> tuple[np.ndarray, np.ndarray]:
+    """Shades 0 to 16 (n, 8, 8) and labels, read from scikit-learn's file: importing it takes as long as torch does."""
+    found = find_spec("sklearn")
+    folders = found.submodule_search_locations if found else None
+    path = Path(next(iter(folders or [])), "datasets", "data", "digits.csv.gz")
+    if not path.exists():
+        from sklearn.datasets import load_digits
+
+        bunch = load_digits()
+        return bunch.images, bunch.target
+    rows = np.loadtxt(path, delimiter=",")
+    return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
 
 
 def _cache_folder() -> Path:

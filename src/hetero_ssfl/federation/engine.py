@@ -17,6 +17,7 @@ from ..methods import method_for
 from ..runs import RunFolder
 from .inprocess import InProcessGrid
 from .node import find_rad, open_node, read_node
+from .nursery import open_nursery
 from .participant import Participant, evaluate
 from .server_app import Listener, Server
 from .simulated import client_name, open_site, set_up, set_up_for_nodes
@@ -27,7 +28,10 @@ def start(config: Config, run_dir: Path, listen: Listener, nodes: Sequence[Path]
     """Create the run folder and run to the end; with `nodes`, each a settings file, participants bring their own."""
     RunFolder(run_dir).must_be_free()
     method_for(config)
-    setup = set_up_for_nodes(config, nodes) if nodes else set_up(config)
+    if config.engine.kind == "in-process":
+        open_nursery()  # it imports while the data are read here
+    with torch_threads(config.engine.threads):
+        setup = set_up_for_nodes(config, nodes) if nodes else set_up(config)
     # What cannot work was refused before anything is written.
     return resume(RunFolder.create(run_dir, config, setup.write), listen)
 

@@ -12,8 +12,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -23,6 +22,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from .nursery import interrupts_ignored, open_nursery
 from .records import decode, encode
 
 SERVER_NODE = 1
@@ -43,8 +43,10 @@ def set_identity(node_id: int) -> None:
 # --- the worker's side ------------------------------------------------------------------------------
 
 
-def work(connection: Connection, threads: int) -> None:
+def work(connection: Connection, threads: int, environment: dict[str, str]) -> None:
     """Answer messages until the parent closes the pipe or dies."""
+    os.environ.clear()
+    os.environ.update(environment)  # the parent's as it is now; what came before is from the nursery's start
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     logging.getLogger("hetero_ssfl").addHandler(logging.NullHandler())  # the parent reports; nodes keep no log here
     parent = multiprocessing.parent_process()
@@ -85,19 +87,6 @@ def _die_with(parent_sentinel: int) -> None:
     os._exit(1)
 
 
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """A child inherits this while it imports, before it can say so itself. Only the main thread may change signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 # --- the server's side ------------------------------------------------------------------------------
 
 
@@ -123,7 +112,7 @@ class InProcessGrid(Grid):
         self, nodes: list[dict[str, Any]], workers: int, threads: int, on_progress: ProgressListener | None = None
     ) -> None:
         self._nodes = {number + 2: _Node(settings) for number, settings in enumerate(nodes)}
-        self._context = multiprocessing.get_context("spawn")
+        self._context = open_nursery()
         self._threads, self._on_progress = threads, on_progress
         self._pending: list[Message] = []
         self._replies: dict[str, Message] = {}
@@ -144,8 +133,8 @@ class InProcessGrid(Grid):
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=work, args=(theirs, self._threads), daemon=True)
-        with _interrupts_ignored():
+        process = self._context.Process(target=work, args=(theirs, self._threads, dict(os.environ)), daemon=True)
+        with interrupts_ignored():
             process.start()
         theirs.close()
         return _Worker(process, ours)

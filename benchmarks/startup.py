@@ -1,0 +1,82 @@
+"""How long one waits before anything happens, against what nobody can avoid: importing torch in a new process.
+
+A. help    `hetero-ssfl --help`, from start to end of the process;
+B. run     `hetero-ssfl run smoke`, from the start of the process until round 1 is sent to the workers, the moment of
+           the first training step: data, workers, the opening round and the first validation lie before it;
+C. torch   `python -c "import torch"`.
+
+    python benchmarks/startup.py
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from measuring import Row, alternate, medians, publish, seconds
+
+PROGRAM = str(Path(sys.executable).with_name("hetero-ssfl"))
+PATIENCE = 120.0
+
+
+def finish(command: list[str]) -> float:
+    return seconds(lambda: subprocess.run(command, check=True, capture_output=True))
+
+
+def until_training() -> float:
+    """Seconds until status.json says that round 1 is being trained; the run is then stopped."""
+    with tempfile.TemporaryDirectory() as scratch:
+        status = Path(scratch, "run", "status.json")
+        started = time.perf_counter()
+        command = [PROGRAM, "run", "smoke", "--run-dir", str(status.parent)]
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            while not trains(status):
+                if child.poll() is not None or time.perf_counter() - started > PATIENCE:
+                    raise RuntimeError(f"`hetero-ssfl run smoke` did not train; it ended with {child.poll()}")
+                time.sleep(0.005)
+            return time.perf_counter() - started
+        finally:
+            child.terminate()
+            child.wait()
+
+
+def trains(status: Path) -> bool:
+    try:
+        found = json.loads(status.read_text())
+    except FileNotFoundError:
+        return False
+    return bool(found["phase"] == "training" and found["round"] >= 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time until something happens, against `import torch`.")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="one repeat, nothing written: does it run?")
+    options = parser.parse_args()
+    sides = {
+        "torch": lambda: finish([sys.executable, "-c", "import torch"]),
+        "help": lambda: finish([PROGRAM, "--help"]),
+        "run": until_training,
+    }
+    alternate(sides, 1)  # from now on every file is in the page cache
+    taken = alternate(sides, 1 if options.quick else options.repeats)
+    middle = medians(taken)
+    rows = [
+        Row("hetero-ssfl --help", "python -c 'import torch'", middle["help"] / middle["torch"], 1.3, at_least=False),
+        Row(
+            "hetero-ssfl run smoke until its first training step",
+            "python -c 'import torch'",
+            middle["run"] / middle["torch"],
+            2.0,
+            at_least=False,
+        ),
+    ]
+    publish("startup", rows, {"seconds": taken}, write=not options.quick)
+
+
+if __name__ == "__main__":
+    main()
