@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -121,8 +122,8 @@ class HeteroSSFL(Method):
     def _combine(self, shares: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Consensus:
         config = self.config.alignment
         if config.form == "factor":
-            return combine([share["factor"] for share in shares], weights, config.rank)
-        mean, trace = (weighted_mean([share[key] for share in shares], weights) for key in ("sketch", "trace"))
+            return combine(Column(shares, "factor"), weights, config.rank)
+        mean, trace = (weighted_mean(Column(shares, key), weights) for key in ("sketch", "trace"))
         precision = torch.finfo(getattr(torch, config.wire)).eps
         return combine_sketches(mean, float(trace), self._omega(), precision)
 
@@ -142,6 +143,19 @@ class HeteroSSFL(Method):
             place = state.roster.index(name)
             return weights[place] if place < len(weights) else 1.0  # one who joined later
         return float(state.examples[name]) if weights == "size" else 1.0
+
+
+class Column(Sequence[Tensor]):
+    """One array of every share, looked up when it is used: shares that wait on disk need not all be in memory."""
+
+    def __init__(self, shares: Sequence[Mapping[str, Tensor]], key: str) -> None:
+        self.shares, self.key = shares, key
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    def __getitem__(self, k: Any) -> Any:
+        return self.shares[k][self.key]
 
 
 def check_rows(array: Tensor, rows: int, narrowest: int, widest: int, sender: str) -> None:
