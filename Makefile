@@ -16,8 +16,11 @@ check: $(VENV)/.dev-ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.demo-ready  ## each prints a ratio against a baseline measured in the same run
-	$(BIN)/python benchmarks/overhead.py
+BENCHMARKS := overhead training views consensus bytes server probe startup engines scale
+
+bench: $(VENV)/.bench-ready  ## each prints ratios against baselines measured in the same run; then all in one table
+	set -e; for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py; done
+	$(BIN)/python benchmarks/summary.py
 
 install: $(VENV)/.dev-ready
 
@@ -30,6 +33,10 @@ $(VENV)/.demo-ready: pyproject.toml constraints.txt
 
 $(VENV)/.dev-ready: $(VENV)/.demo-ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(VENV)/.bench-ready: $(VENV)/.demo-ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	touch $@
 
 clean:

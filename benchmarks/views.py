@@ -28,9 +28,7 @@ from hetero_ssfl.seeding import rng_for
 
 BATCH, SIDE = 256, 32
 CONFIG = ViewsConfig()
-INSTALL = (
-    "pip install --target /tmp/kornia --no-deps kornia kornia_rs && PYTHONPATH=/tmp/kornia python benchmarks/views.py"
-)
+INSTALL = "pip install 'hetero-ssfl[bench]'"
 
 
 def batched(pixels: Tensor) -> Callable[[], object]:
