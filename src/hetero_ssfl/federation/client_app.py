@@ -14,7 +14,6 @@ from torch import Tensor
 from ..config import Config, parse_config
 from ..errors import HeteroSSFLError, ProtocolError
 from ..methods import Broadcast, method_for
-from ..models import count_parameters
 from .logs import log_to_stderr
 from .node import NodeSettings, find_rad, keep_rad, open_node, read_node
 from .participant import ClientCache, Participant, evaluate, export_model
@@ -117,7 +116,7 @@ def hello(message: Message, context: Context) -> Message:
     facts: dict[str, Scalar] = {
         "name": participant.name,
         "encoder": participant.model.encoder,
-        "parameters": count_parameters(participant.untrained().encoder),
+        "parameters": participant.parameters,
         "examples": len(participant.images),
         "has_rad": len(participant.rad) > 1,
     }

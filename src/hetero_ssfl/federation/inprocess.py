@@ -169,7 +169,7 @@ class InProcessGrid(Grid):
         """Replies that are there, after waiting a moment for the next one."""
         wanted = list(message_ids)
         if not any(i in self._replies for i in wanted):
-            self._receive(timeout=0.1)
+            self._receive(timeout=0.01)  # short: a deadline is not looked at meanwhile
         return [self._replies.pop(i) for i in wanted if i in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:

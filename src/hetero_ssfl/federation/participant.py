@@ -3,13 +3,13 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from torch import Tensor
 
 from .. import __version__
-from ..config import Config, ModelConfig
+from ..config import Config, ModelConfig, SslConfig
 from ..data import Images, digest
 from ..evaluation import Labeled, extract_features, few_labels, finetune, probe, share_of_labels
 from ..methods import METHODS
@@ -55,6 +55,11 @@ class Participant:
         learner = build_learner(self.model, ssl, *self.shape, seed, *scope, classes=self.classes)
         return learner.to(self.config.engine.device)
 
+    @property
+    def parameters(self) -> int:
+        """Of its encoder; built once for all participants of a kind, of whom there may be a thousand in one process."""
+        return _parameters(self.model, self.config.ssl, self.shape, self.config.engine.device)
+
     def learner(self, round_number: int) -> Learner:
         """The networks as saved after a round; 0 is before any."""
         learner = self.untrained()
@@ -64,6 +69,11 @@ class Participant:
 
     def newest(self) -> Learner:
         return self.learner(self.states.newest(self.config.rounds))
+
+
+@lru_cache(maxsize=64)
+def _parameters(model: ModelConfig, ssl: SslConfig, shape: tuple[int, int], device: str) -> int:
+    return count_parameters(build_learner(model, ssl, *shape, 0).to(device).encoder)  # the device is tried as well
 
 
 class ClientCache:

@@ -1,0 +1,129 @@
+"""What a round costs beside training: our worker processes against Flower's Simulation Engine (Ray).
+
+The same ServerApp loop and the same ClientApp carry 100 clients, 10 of them in each round, on as many workers or actors
+as there are cores. Training is one step on a handful of images; networks are of a real size, so that moving and keeping
+a client's state is part of it. A round lasts from one `begin` to the next, so that saving counts; the first rounds,
+in which processes start and caches fill, do not.
+
+overhead = round - training, where training = seconds of ten clients' local work in a warm process / workers.
+
+    python benchmarks/engines.py
+"""
+
+import argparse
+import contextlib
+import itertools
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from measuring import Row, alternate, publish, seconds
+
+from hetero_ssfl.config import Config, validate
+from hetero_ssfl.federation import start
+from hetero_ssfl.federation.participant import ClientCache
+from hetero_ssfl.federation.simulated import client_name, open_site
+from hetero_ssfl.methods import Broadcast, method_for
+
+SELECTED = 10
+WARM_UP = 2  # rounds
+
+Kind = Literal["in-process", "simulation"]
+
+
+class EnoughError(Exception):
+    """Raised out of a run: the rounds that are measured are over."""
+
+
+def engine_config(kind: Kind, clients: int) -> Config:
+    return validate(
+        {
+            "name": "engines",
+            "rounds": 1000,
+            "local_epochs": 1,
+            "data": {"source": "digits", "side": 16, "channels": 3, "limit": 12 * clients + 64, "validation": 0},
+            "clients": {"count": clients, "per_round": SELECTED, "models": ["resnet10(width=16)"]},
+            "partition": {"kind": "iid"},
+            "rad": {"size": 64},
+            "optim": {"batch": 8},
+            "alignment": {"rad_batch": 8},
+            "evaluation": {"every": 0, "probes": []},
+            "engine": {"kind": kind, "threads": 1, "join_timeout": 600.0},  # Ray may start slowly
+        },
+        Config,
+    )
+
+
+def rounds_of(kind: Kind, clients: int, rounds: int) -> list[float]:
+    """Seconds of each round after the warm-up."""
+    begun: list[float] = []
+
+    def listen(event: dict[str, Any]) -> None:
+        if event["event"] == "begin" and event["round"] > WARM_UP:
+            begun.append(time.perf_counter())
+            if len(begun) > rounds:
+                raise EnoughError
+
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            start(engine_config(kind, clients), Path(scratch, "run"), listen)
+        except EnoughError:
+            return [later - earlier for earlier, later in itertools.pairwise(begun)]
+    raise RuntimeError("the run ended before its rounds were measured")
+
+
+def training_seconds(clients: int) -> float:
+    """What the local work of a round's clients takes without any engine, by one worker's thread."""
+
+    def listen(event: dict[str, Any]) -> None:
+        if event["event"] == "begin" and event["round"] == 1:
+            raise EnoughError
+
+    config = engine_config("in-process", clients)
+    with tempfile.TemporaryDirectory() as scratch:
+        with contextlib.suppress(EnoughError):
+            start(config, Path(scratch, "run"), listen)
+        torch.set_num_threads(1)
+        site, cache, method = open_site(str(Path(scratch, "run")), config.to_toml()), ClientCache(), method_for(config)
+        down = Broadcast(1, {"factor": torch.randn(config.rad.size, config.rad.size)})
+        everyone = [cache.get(site.participant(k), limit=0) for k in range(SELECTED)]
+        assert everyone[0].name == client_name(0)
+        method.local_update(everyone[0], down)  # the first one imports and warms up
+        return statistics.median(
+            seconds(lambda: [method.local_update(client, down) for client in everyone]) for _ in range(5)
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Overhead of a round: worker processes against Flower's simulation.")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="12 clients, one round, nothing written: does it run?")
+    options = parser.parse_args()
+    clients, rounds, repeats = (12, 1, 1) if options.quick else (100, options.rounds, options.repeats)
+    training = training_seconds(clients) / (os.cpu_count() or 1)
+    taken: dict[str, list[float]] = {"in-process": [], "simulation": []}
+
+    def measure(kind: Kind) -> float:
+        found = rounds_of(kind, clients, rounds)
+        taken[kind] += found
+        print(f"  {kind:10}  {statistics.median(found):6.2f} s a round", flush=True)
+        return statistics.median(found)
+
+    alternate({"in-process": lambda: measure("in-process"), "simulation": lambda: measure("simulation")}, repeats)
+    ours, flowers = (statistics.median(taken[kind]) for kind in ("in-process", "simulation"))
+    floor = 0.001  # seconds: what is left of a round may be nothing
+    ratio = max(flowers - training, floor) / max(ours - training, floor)
+    note = f"rounds of {ours:.2f} and {flowers:.2f} s, of which {training:.2f} s are training"
+    rows = [
+        Row(f"overhead of a round, {clients} clients, 10 selected", "Flower's Simulation Engine", ratio, 3, note=note)
+    ]
+    publish("engines", rows, {"round_seconds": taken, "training_seconds": training}, write=not options.quick)
+
+
+if __name__ == "__main__":
+    main()
