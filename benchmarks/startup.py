@@ -3,7 +3,8 @@
 A. help    `hetero-ssfl --help`, from start to end of the process;
 B. run     `hetero-ssfl run smoke`, from the start of the process until round 1 is sent to the workers, the moment of
            the first training step: data, workers, the opening round and the first validation lie before it;
-C. torch   `python -c "import torch"`.
+C. torch   `python -c "import torch"`;
+D. step    torch and one step of an optimiser, which imports torch's compiler: no training begins sooner.
 
     python benchmarks/startup.py
 """
@@ -20,6 +21,7 @@ from measuring import Row, alternate, medians, publish, seconds
 
 PROGRAM = str(Path(sys.executable).with_name("hetero-ssfl"))
 PATIENCE = 120.0
+STEP = "import torch; p = torch.zeros(1, requires_grad=True); p.sum().backward(); torch.optim.SGD([p], 0.1).step()"
 
 
 def finish(command: list[str]) -> float:
@@ -59,6 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     sides = {
         "torch": lambda: finish([sys.executable, "-c", "import torch"]),
+        "step": lambda: finish([sys.executable, "-c", STEP]),
         "help": lambda: finish([PROGRAM, "--help"]),
         "run": until_training,
     }
@@ -73,6 +76,7 @@ def main() -> None:
             middle["run"] / middle["torch"],
             2.0,
             at_least=False,
+            note=f"torch and one bare optimiser step alone take {middle['step'] / middle['torch']:.2f} x",
         ),
     ]
     publish("startup", rows, {"seconds": taken}, write=not options.quick)
