@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import stdev
 
 import pytest
+from rich.markup import render
 
 from hetero_ssfl.cli import main
 from hetero_ssfl.errors import ConfigError
@@ -59,7 +60,9 @@ def test_the_table_shows_the_papers_figure_beside_ours() -> None:
         "sd_over_clients": 1.23,
         "bytes_per_client_and_round": 1000,
     }
-    columns = {column.header: list(column.cells) for column in paper_table("table1", [entry], "smoke").columns}
+    table = paper_table("table1", [entry], "smoke")
+    assert "over seeds [deviation over clients]" in render(str(table.title)).plain
+    columns = {column.header: list(column.cells) for column in table.columns}
     row = columns["method"].index("FedU")
     assert columns["CIFAR-10"][row] == r"12.3 ± 0.6 \[1.2] | 79.6 ± 0.5"  # the backslash keeps rich from reading markup
     assert columns["CIFAR-100"][row] == "- | 58.9 ± 0.12"

@@ -225,7 +225,7 @@ def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) ->
     stand_in = "; digits stand in for every data set" if scale == "smoke" else ""
     out = Table(
         title=f"{titles[table]}, scale {scale}{stand_in}. Test accuracy (%, {scores[0]['metric']}), last round: "
-        "mean ± deviation over seeds [deviation over clients] | in the paper"
+        "mean ± deviation over seeds \\[deviation over clients] | in the paper"
     )
     out.add_column("method")
     for column in COLUMNS[table]:
