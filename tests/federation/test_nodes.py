@@ -58,6 +58,14 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
+class Crash(BaseException):
+    """The server's process ends here."""
+
+
+def crash() -> None:
+    raise Crash
+
+
 def tensors(folder: RunFolder) -> dict[str, torch.Tensor]:
     return load_tensors(folder.path / "server.safetensors")[0]
 
@@ -210,15 +218,8 @@ def test_too_few_nodes_end_the_run_with_the_way_to_continue(tmp_path: Path) -> N
 
 
 def test_a_server_started_again_goes_on_and_ends_with_the_same_bits(tmp_path: Path) -> None:
-    class Crash(BaseException):
-        pass
-
-    def crash() -> None:
-        raise Crash
-
     whole, broken = Rig(tmp_path / "a"), Rig(tmp_path / "b")
     broken.config = whole.config
-    broken.folder.write_json("facts.json", {**broken.folder.read_json("facts.json")})
     whole.run()
     broken.at["answered", 2] = crash
     with pytest.raises(Crash):
@@ -229,12 +230,6 @@ def test_a_server_started_again_goes_on_and_ends_with_the_same_bits(tmp_path: Pa
 
 
 def test_a_resumed_run_goes_on_without_a_node_that_stays_away(tmp_path: Path) -> None:
-    class Crash(BaseException):
-        pass
-
-    def crash() -> None:
-        raise Crash
-
     rig = Rig(tmp_path, "engine.join_timeout=1")
     rig.at["round", 1] = crash
     with pytest.raises(Crash):
@@ -242,6 +237,17 @@ def test_a_resumed_run_goes_on_without_a_node_that_stays_away(tmp_path: Path) ->
     rig.grid.nodes.pop(102)
     folder = rig.run()
     assert any("node-2 did not come back" in e.get("text", "") for e in rig.events)
+    assert folder.read_json("results.json")["absent"] == ["node-2"]
+
+
+def test_a_resumed_run_is_not_held_up_by_a_node_that_can_no_longer_take_part(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "engine.join_timeout=1")
+    rig.at["round", 1] = crash
+    with pytest.raises(Crash):
+        rig.run()
+    rig.paths[2].write_text("name = ")
+    read_node.cache_clear()
+    folder = rig.run()
     assert folder.read_json("results.json")["absent"] == ["node-2"]
 
 

@@ -28,6 +28,7 @@ from ..errors import ConfigError, ProtocolError
 from ..methods import METHODS
 from ..runs import StateFolder, load_tensors, save_tensors
 from .participant import Participant
+from .records import NAME
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,7 +37,6 @@ else:
 
 log = logging.getLogger(__name__)
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 KEPT_RADS = 3
 
 
@@ -51,7 +51,7 @@ class LimitsConfig(Section):
 
 
 class NodeSettings(Section):
-    name: Annotated[str, Field(pattern=NAME)]
+    name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     encoder: Annotated[ModelConfig, BeforeValidator(as_model)]
     device: str = "cpu"
     home: Path = Path("state")

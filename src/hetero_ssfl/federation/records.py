@@ -21,6 +21,7 @@ from ..methods import Update
 
 Scalar = int | float | str | bool
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 FEDERATION = re.compile(r"[0-9a-f]{32}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 FIGURE = re.compile(r"[a-z][a-z0-9_]{0,39}(%)?")

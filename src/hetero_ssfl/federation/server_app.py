@@ -8,7 +8,6 @@
 The state saved after a round is its commit point: a run killed anywhere goes on from there and ends with the same bits.
 """
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -25,11 +24,11 @@ from ..methods import ClientId, Method, ServerState, Update, method_for
 from ..runs import RunFolder, load_tensors, resume_command, save_tensors
 from ..seeding import rng_for
 from .records import (
+    NAME,
     Header,
     Scalar,
     check_header,
     check_size,
-    encoded_size,
     header_of,
     pack,
     read_figures,
@@ -43,7 +42,6 @@ Listener = Callable[[Event], None]
 
 COLLAPSED = 0.1  # feature spread: 1 is isotropic, 0 a single point
 POOR_RANK = 3.0  # effective rank of the consensus
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class Server:
@@ -90,13 +88,13 @@ class Server:
         for name in selected:
             event = {"event": "client", "round": number, "client": name, "bytes_down": sent[name]}
             try:
-                update = self.accept(state, name, replies.get(name), number)
+                update, size = self.accept(state, name, replies.get(name), number)
             except ProtocolError as error:
                 events.append({**event, "excluded": str(error)})
                 self.warn(str(error))
                 continue
             updates[name] = update
-            event |= {"bytes_up": encoded_size(replies[name]), "examples": update.examples, **update.metrics}
+            event |= {"bytes_up": size, "examples": update.examples, **update.metrics}
             if update.metrics.get("spread", 1.0) < COLLAPSED:
                 event["warning"] = f"features have collapsed (spread {update.metrics['spread']:.3f})"
                 self.warn(f"{name}: {event['warning']}")
@@ -140,7 +138,8 @@ class Server:
             self.hello()
             if len(self.nodes) >= expected:
                 return
-            if len(self.nodes) + len(self.refused) >= expected:
+            may_go_on_without = state is not None and not self.folder.simulated
+            if len(self.nodes) + len(self.refused) >= expected and not may_go_on_without:
                 raise RunError(f"{next(iter(self.refused.values()))} Mend it and try again.")
             if time.monotonic() > deadline:
                 break
@@ -269,19 +268,19 @@ class Server:
             self.grid.cancel(set(waiting))
         return replies
 
-    def accept(self, state: ServerState, name: ClientId, reply: Message | None, number: int) -> Update:
-        """A reply that may be used, or a ProtocolError that says why not."""
+    def accept(self, state: ServerState, name: ClientId, reply: Message | None, number: int) -> tuple[Update, int]:
+        """A reply that may be used and its bytes, or a ProtocolError that says why not."""
         if reply is None:
             raise ProtocolError(f"{name} did not answer within {self.config.engine.round_timeout:g} s.")
         if reply.has_error():
             raise ProtocolError(f"{name} failed: {_error_text(reply)}.")
-        check_size(reply, self.config.engine.message_mb, name)
+        size = check_size(reply, self.config.engine.message_mb, name)
         try:
             update = read_update(reply.content, self.header(number), name)
         except ProtocolError as error:
             raise ProtocolError(f"{name} sent a reply that cannot be used: {error}") from None
         self.method.check(state, name, update)
-        return update
+        return update, size
 
     def warn(self, text: str) -> None:
         self.listen({"event": "warning", "round": self.number, "text": text})
