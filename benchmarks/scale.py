@@ -27,6 +27,7 @@ from PIL import Image
 
 from hetero_ssfl.config import Config, validate
 from hetero_ssfl.federation import start
+from hetero_ssfl.federation.nodes import Nodes
 from hetero_ssfl.federation.server_app import Server
 from hetero_ssfl.methods.hetero import HeteroSSFL
 
@@ -142,7 +143,7 @@ def measure(source: Path, clients: int, rad: int, rounds: int) -> dict[str, Any]
         run = Path(scratch, "run")
         with (
             timed(Server, "save", spent),
-            timed(Server, "welcome", spent),
+            timed(Nodes, "welcome", spent),
             timed(HeteroSSFL, "aggregate", spent),
             suppress(EnoughError),
         ):

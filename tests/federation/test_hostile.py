@@ -131,11 +131,11 @@ class Stage:
         for node in (100, 101, 102):
             self.rig.grid.tamper[node] = self.remember
         self.server = Server(self.rig.grid, self.rig.folder, self.rig.config, self.rig.listen)
-        self.server.gather(None)
+        self.server.nodes.gather(None)
         self.start = ServerState(-1, ROSTER)
         self.server.play(self.start, ROSTER)
         self.honest = {
-            name: read_update(self.replies[node].content, self.server.header(0), name)
+            name: read_update(self.replies[node].content, self.server.nodes.header(0), name)
             for name, node in zip(ROSTER, (100, 101, 102), strict=True)
         }
         self.rig.grid.answer = self.answer  # type: ignore[method-assign]
@@ -216,9 +216,9 @@ def test_a_message_beyond_the_cap_is_refused_with_a_sentence(stage: Stage) -> No
 )
 def test_a_client_refuses_a_consensus_that_is_none(stage: Stage, arrays: dict[str, Tensor]) -> None:
     path = stage.rig.paths[0]
-    rad = find_rad(read_node(path), stage.server.rad_digest)
+    rad = find_rad(read_node(path), stage.server.nodes.rad_digest)
     assert rad is not None
-    participant = open_node(path, stage.rig.config.to_toml(), stage.server.federation, rad)
+    participant = open_node(path, stage.rig.config.to_toml(), stage.server.nodes.federation, rad)
     client = ClientCache().get(participant, 0)
     with pytest.raises(ProtocolError, match="the server sent"):
         method_for(participant.config).check_broadcast(client, Broadcast(1, arrays))

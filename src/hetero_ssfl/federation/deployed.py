@@ -16,7 +16,8 @@ from ..methods import method_for
 from ..runs import RunFolder
 from .engine import torch_threads
 from .logs import log_to_stderr
-from .server_app import Event, Server
+from .nodes import Event
+from .server_app import Server
 from .simulated import set_up_for_nodes
 from .status import reporting
 

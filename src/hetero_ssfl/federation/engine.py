@@ -17,9 +17,10 @@ from ..methods import method_for
 from ..runs import RunFolder
 from .inprocess import InProcessGrid
 from .node import find_rad, open_node, read_node
+from .nodes import Listener
 from .nursery import open_nursery
 from .participant import Participant, evaluate
-from .server_app import Listener, Server
+from .server_app import Server
 from .simulated import client_name, open_site, set_up, set_up_for_nodes
 from .status import reporting
 

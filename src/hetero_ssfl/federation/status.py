@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from ..runs import RunFolder
-from .server_app import Event, Listener
+from .nodes import Event, Listener
 
 EVERY = 1.0  # seconds between two writes at most, but for what must not be missed
 
