@@ -1,16 +1,6 @@
-"""One frozen, validated description of a run, read from and written to TOML.
+"""One frozen, validated description of a run. Every choice the paper leaves open is a value here."""
 
-Every choice the paper leaves open is a value here; `presets/` holds named sets of them. Unknown keys
-are refused with the nearest known one, because a misspelt setting that is silently ignored costs a
-day of training.
-"""
-
-import difflib
-import sys
-from collections.abc import Iterable
-from importlib import resources
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import (
@@ -22,16 +12,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
-
-from .errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Layer = Literal["encoder", "projector", "predictor"]
@@ -39,9 +21,6 @@ Layer = Literal["encoder", "projector", "predictor"]
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-SectionT = TypeVar("SectionT", bound=Section)
 
 
 class DataConfig(Section):
@@ -322,90 +301,3 @@ class Config(Section):
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
-
-
-def parse_config(text: str, overrides: Iterable[str] = (), origin: str = "the config") -> Config:
-    """Read TOML, apply `key=value` overrides, validate. Raises ConfigError with a remedy."""
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin} is not valid TOML: {error}. Mend that line.") from None
-    for override in overrides:
-        _apply(values, override)
-    return validate(values, Config)
-
-
-def load_config(preset_or_path: str, overrides: Iterable[str] = ()) -> Config:
-    """A preset by name, or a TOML file by path."""
-    if preset_or_path in preset_names():
-        text = resources.files(f"{__package__}.presets").joinpath(f"{preset_or_path}.toml").read_text()
-        return parse_config(text, overrides, f"preset {preset_or_path}")
-    path = Path(preset_or_path)
-    if path.suffix != ".toml" and not path.exists():
-        raise ConfigError(
-            f"unknown preset '{preset_or_path}', expected {_choices(preset_names(), preset_or_path)} "
-            "or a path that ends in .toml."
-        )
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise ConfigError(f"cannot read config '{path}': {reason}. Check the path.") from None
-    return parse_config(text, overrides, str(path))
-
-
-def preset_names() -> list[str]:
-    folder = resources.files(f"{__package__}.presets")
-    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
-def validate(values: dict[str, Any], kind: type[SectionT]) -> SectionT:
-    """Build settings from plain values; the first thing wrong becomes one ConfigError."""
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, kind)) from None
-
-
-def _apply(values: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"override '{override}' has no '=', expected key=value such as alignment.mu=2.")
-    *parents, leaf = key.strip().split(".")
-    for parent in parents:
-        values = values.setdefault(parent, {})
-        if not isinstance(values, dict):
-            raise ConfigError(f"override '{override}' goes below '{parent}', which is a value. Shorten the key.")
-    try:
-        values[leaf] = tomllib.loads(f"x = {text.strip()}")["x"]
-    except tomllib.TOMLDecodeError:
-        values[leaf] = text.strip()  # a bare word, so that nobody has to quote twice in a shell
-
-
-def _explain(error: ValidationError, kind: type[Section]) -> str:
-    # A union reports each member it tried; the deepest location is the one the user meant.
-    problem = max(error.errors(), key=lambda e: (e["type"] == "extra_forbidden", len(e["loc"])))
-    unknown = problem["type"] == "extra_forbidden"
-    # The key itself is the user's and stays, whatever it is called; above it, a union adds names of its members.
-    *above, last = problem["loc"] or [""]
-    where = [p for p in above if isinstance(p, int) or (p.isidentifier() and p not in ("int", "float", "str"))]
-    if unknown or isinstance(last, int) or (last.isidentifier() and last not in ("int", "float", "constrained")):
-        where.append(last)
-    key = ".".join(map(str, where))
-    if unknown:
-        section: Any = kind
-        for part in where[:-1]:
-            annotation = section.model_fields[part].annotation if isinstance(part, str) else ModelConfig
-            section = annotation if isinstance(annotation, type) else ModelConfig
-        return f"unknown key '{key}', expected {_choices(section.model_fields, str(where[-1]))}."
-    if not key:
-        return problem["msg"].removeprefix("Value error, ")
-    message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
-    return f"{key} = {problem['input']!r} is not possible: it {message}. Change that value."
-
-
-def _choices(known: Iterable[str], wrong: str) -> str:
-    """`nearest` if one is close, else all of them."""
-    known = list(known)
-    near = difflib.get_close_matches(wrong, known, n=1)
-    return f"'{near[0]}' (the nearest of {len(known)})" if near else "one of " + ", ".join(known)
