@@ -36,8 +36,8 @@ class Demo:
         return [
             {
                 "client": client,
-                "encoder": together.card(client)["encoder"].partition("(")[0],
-                "parameters": together.card(client)["parameters"],
+                "encoder": together.model(client)["encoder"].partition("(")[0],
+                "parameters": together.model(client)["parameters"],
                 "holds": together.holdings(client),
                 "untrained": together.results["untrained"][client][METRIC],
                 **{arm: result.score(client, METRIC) for arm, result in self.results.items()},
@@ -97,7 +97,7 @@ def _draw(results: dict[str, Result], path: Path) -> None:
     axes[0, 0].set_title("alone and together, round by round (band: lowest to highest client)", fontsize=9)
     together = results["together"]
     plots.holdings(axes[0, 1], together.facts["holdings"], together.facts["classes"])
-    names = [together.card(c)["encoder"].partition("(")[0] for c in together.results["clients"]]
+    names = [together.model(c)["encoder"].partition("(")[0] for c in together.results["clients"]]
     plots.heat_map(axes[0, 2], mutual_cka_of(together.folder, trained=False), "mutual CKA on the RAD, untrained", names)
     for axis, (arm, result) in zip(axes[1], results.items(), strict=True):
         plots.heat_map(axis, mutual_cka_of(result.folder, trained=True), f"mutual CKA after training, {arm}", names)

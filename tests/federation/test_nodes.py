@@ -13,13 +13,14 @@ from nodes import ENCODERS, write_federation, write_images, write_node
 from hetero_ssfl.config import load_config
 from hetero_ssfl.data import digest
 from hetero_ssfl.errors import ConfigError, ProtocolError, RunError
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation import reevaluate, start
 from hetero_ssfl.federation.node import check_instruction, find_rad, keep_rad, open_node, read_node
 from hetero_ssfl.federation.records import rad_of, settings_of
 from hetero_ssfl.federation.server_app import Server
 from hetero_ssfl.federation.simulated import set_up_for_nodes
 from hetero_ssfl.federation.status import reporting
 from hetero_ssfl.report.status import read_status
+from hetero_ssfl.report.tables import Result, results_table
 from hetero_ssfl.runs import RunFolder, load_tensors
 
 
@@ -81,6 +82,18 @@ def test_worker_processes_and_a_grid_in_one_thread_give_the_same_bits(rig: Rig, 
     there = start(config, tmp_path / "again" / "run", lambda _: None, paths)
     assert here.read_json("results.json") == there.read_json("results.json")
     assert all(torch.equal(value, tensors(there)[key]) for key, value in tensors(here).items())
+    shown = results_table(Result.read(there))
+    assert list(shown.columns[1].cells)[:3] == list(ENCODERS)
+    assert len(list(reevaluate(there, config, "test"))) == 3
+    with pytest.raises(RunError, match="on other machines"):
+        list(reevaluate(here, config, "test"))
+
+
+def test_a_missing_settings_file_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    federation, paths = write_federation(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot read node settings.*none\.toml"):
+        start(load_config(str(federation)), tmp_path / "run", lambda _: None, [*paths, tmp_path / "none.toml"])
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_node_keeps_its_networks_and_model_on_its_own_disk_and_nothing_in_the_run_folder(rig: Rig) -> None:

@@ -29,6 +29,8 @@ def start(config: Config, run_dir: Path, listen: Listener, nodes: Sequence[Path]
     """Create the run folder and run to the end; with `nodes`, each a settings file, participants bring their own."""
     RunFolder(run_dir).must_be_free()
     method_for(config)
+    for path in nodes:
+        read_node(path)
     if config.engine.kind == "in-process":
         open_nursery()  # it imports while the data are read here
     with torch_threads(config.engine.threads):
@@ -77,6 +79,8 @@ def node_configs(folder: RunFolder) -> list[dict[str, Any]]:
     paths = folder.read_json("facts.json").get("nodes")
     if paths:
         return [{"name": str(path), "settings": path} for path in paths]
+    if not folder.simulated:
+        raise RunError(f"the participants of '{folder.path}' are on other machines, with their models. Look there.")
     run_dir = str(folder.path.resolve())
     count = folder.config.clients.count
     return [{"name": client_name(k), "partition-id": k, "run-dir": run_dir} for k in range(count)]

@@ -28,6 +28,8 @@ class Nodes:
         self.number = 0  # of the round being played
         self.ids: dict[ClientId, int] = {}
         """Those that are connected, by name."""
+        self.models: dict[ClientId, dict[str, Scalar]] = {}
+        """What each said of its encoder."""
         self.refused: dict[int, str] = {}  # connected ones that cannot take part, and why
         self.without_rad: set[ClientId] = set()
         self.ask_again: dict[int, float] = {}  # when to ask those that did not say properly who they are
@@ -102,6 +104,7 @@ class Nodes:
                 continue
             name = str(about["name"])
             self.ids[name] = node
+            self.models[name] = {key: about.get(key, 0) for key in ("encoder", "parameters")}
             self.refused.pop(node, None)
             (self.without_rad.discard if about.pop("has_rad", False) else self.without_rad.add)(name)
             facts.append(about)
@@ -121,7 +124,10 @@ class Nodes:
             raise ProtocolError(f"a node calls itself {name[:64]!r}, expected letters, digits, '-', '_' or '.'.")
         if name in self.ids:
             raise ProtocolError(f"a second node calls itself '{name}'. Give each node a name of its own.")
-        return {key: said[key] for key in ("name", "encoder", "parameters", "examples", "has_rad") if key in said}
+        numbers = {
+            key: said[key] for key in ("parameters", "examples", "has_rad") if type(said.get(key)) in (int, bool)
+        }
+        return {"name": name, "encoder": str(said.get("encoder"))[:200], **numbers}
 
     # --- talking to them ---
 

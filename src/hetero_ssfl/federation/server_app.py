@@ -188,6 +188,7 @@ class Server:
             "round": state.round,
             "seed": self.config.seed,
             "clients": final["clients"],
+            "models": {name: self.nodes.models[name] for name in final["clients"]},
             "mean": final["mean"],
             "sd_over_clients": _deviations(final["clients"]),
             "untrained": untrained["clients"] if untrained else {},

@@ -6,6 +6,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from ..config import Config, EngineConfig
@@ -43,13 +44,15 @@ class Result:
     def scores(self, metric: str) -> list[float]:
         return [s[metric] for s in self.results["clients"].values() if metric in s]
 
-    def card(self, client: str) -> dict[str, Any]:
-        return self.folder.read_json(f"models/{client}/card.json")
+    def model(self, client: str) -> dict[str, Any]:
+        """Its encoder and how many parameters that has: as the client said or, in older runs, as its card says."""
+        said: dict[str, Any] | None = self.results.get("models", {}).get(client)
+        return said or self.folder.read_json(f"models/{client}/card.json")
 
     def holdings(self, client: str) -> str:
         """The classes a client has, as words."""
         counts = self.facts.get("holdings", {}).get(client, [])
-        names = [name for name, count in zip(self.facts["classes"], counts, strict=False) if count]
+        names = [name for name, count in zip(self.facts.get("classes", []), counts, strict=False) if count]
         return ", ".join(names) if len(names) <= 4 else f"{len(names)} classes"
 
 
@@ -67,7 +70,7 @@ def results_table(result: Result) -> Table:
         table.add_column(metric.replace("_", ", "), justify="right")
     for client in result.results["clients"]:
         cells = [_number(result.score(client, metric)) for metric in metrics]
-        table.add_row(client, result.card(client)["encoder"], result.holdings(client), *cells)
+        table.add_row(client, escape(result.model(client)["encoder"]), result.holdings(client), *cells)
     table.add_section()
     table.add_row("mean ± sd", "over clients", "", *[spread(result.scores(m)) for m in metrics])
     untrained = result.results["untrained"]
