@@ -1,0 +1,36 @@
+import base64
+import io
+
+import numpy as np
+import torch
+from PIL import Image
+
+from hetero_ssfl.data.png import png_data_uri
+from hetero_ssfl.evaluation.neighbours import nearest
+
+
+def test_neighbours_are_ordered_by_angle_and_never_the_query_itself() -> None:
+    degrees = torch.tensor([0.0, 10.0, 30.0, 100.0, 190.0]).deg2rad()
+    lengths = torch.tensor([[1.0], [50.0], [0.1], [3.0], [1.0]])  # cosine does not see them
+    features = torch.stack([degrees.cos(), degrees.sin()], 1) * lengths
+    rows, similarities = nearest(features, torch.tensor([0, 2]), 3)
+    assert rows.tolist() == [[1, 2, 3], [1, 0, 3]]
+    torch.testing.assert_close(similarities[0], torch.tensor([10.0, 30.0, 100.0]).deg2rad().cos())
+
+
+def test_a_twin_is_found_where_the_query_is_left_out() -> None:
+    features = torch.eye(4)[[0, 1, 0, 2]]
+    rows, similarities = nearest(features, torch.tensor([2]), 9)
+    assert rows[0, 0] == 0
+    assert similarities[0, 0] == 1
+    assert rows.shape == (1, 3)
+
+
+def test_a_picture_comes_back_from_its_uri() -> None:
+    for channels in (1, 3):
+        pixels = torch.randint(0, 256, (channels, 5, 7), dtype=torch.uint8)
+        head, _, body = png_data_uri(pixels).partition(",")
+        assert head == "data:image/png;base64"
+        with Image.open(io.BytesIO(base64.b64decode(body))) as picture:
+            array = np.asarray(picture)
+        assert np.array_equal(array[None] if channels == 1 else array.transpose(2, 0, 1), pixels.numpy())
