@@ -45,6 +45,13 @@ BadImage = Annotated[
 ]
 
 
+def _configs(incomplete: str) -> list[str]:
+    """What a shell offers; where no preset begins so, it offers files by itself."""
+    from .config import preset_names
+
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
 def main() -> None:
     """Entry point: what a user can mend is one sentence and exit code 2, never a traceback."""
     signal.signal(signal.SIGTERM, _interrupt)
@@ -79,7 +86,8 @@ def common(
 @app.command()
 def run(
     config: Annotated[
-        str | None, typer.Argument(metavar="[PRESET|FILE.toml]", help="What to run; `demo` if left out.")
+        str | None,
+        typer.Argument(metavar="PRESET|FILE.toml", help="`demo` if left out.", autocompletion=_configs),
     ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where to keep it; by default runs/NAME-METHOD-seedN.")] = None,
     set_: Set = None,
@@ -96,8 +104,11 @@ def run(
 ) -> None:
     """Train a federation on this machine.
 
-    Examples: `hetero-ssfl run smoke`, `hetero-ssfl run my.toml --set seed=1 --run-dir runs/a`,
-    `hetero-ssfl run --resume runs/a`, `hetero-ssfl run federation.toml --node a/node.toml --node b/node.toml`.
+    Examples:
+      hetero-ssfl run smoke
+      hetero-ssfl run my.toml --set seed=1 --run-dir runs/a
+      hetero-ssfl run --resume runs/a
+      hetero-ssfl run federation.toml --node a/node.toml --node b/node.toml
     """
     from .config import load_config
     from .errors import ConfigError
@@ -169,9 +180,11 @@ def status(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, on the machine of the server.")],
     as_json: Json = False,
 ) -> None:
-    """What a run is doing, and how each participant fares.
+    """Say what a run is doing, and how each participant fares.
 
-    Examples: `hetero-ssfl status runs/a`, `watch hetero-ssfl status runs/a`.
+    Examples:
+      hetero-ssfl status runs/a
+      watch hetero-ssfl status runs/a
     """
     from .report.status import read_status, status_table
     from .runs import RunFolder
@@ -189,12 +202,17 @@ def status(
 @app.command()
 def demo(
     run_dir: Annotated[Path | None, typer.Option(help="Where to keep it; by default demo-run/seedN.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all random choices.")] = 0,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Five unlike encoders on embedded digits, alone and together; about 3 minutes on 2 cores."""
+    """Let five unlike encoders learn embedded digits, alone and together; about 3 minutes on 2 cores.
+
+    Examples:
+      hetero-ssfl demo
+      hetero-ssfl demo --seed 1 --run-dir demo-run/second
+    """
     from .demo import demo_table, run_demo
 
     try:
@@ -217,7 +235,12 @@ def evaluate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Probe a run's encoders again, with other settings if wanted (--set evaluation.labels_per_class=10)."""
+    """Probe a run's encoders again, with other settings if wanted.
+
+    Examples:
+      hetero-ssfl evaluate runs/a
+      hetero-ssfl evaluate runs/a --split test --set evaluation.labels_per_class=10
+    """
     from rich.progress import track
 
     from .config import parse_config
@@ -250,7 +273,12 @@ def compare(
     plot: Annotated[Path | None, typer.Option(help="Also draw the comparison into this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Set runs side by side: mean and spread over seeds and clients, and the difference to the first."""
+    """Set runs side by side: mean and spread over seeds and clients, and the difference to the first.
+
+    Examples:
+      hetero-ssfl compare runs/a runs/b
+      hetero-ssfl compare runs/a runs/b --metric knn_all --plot comparison.png
+    """
     from .errors import ConfigError
     from .report.tables import Result, compare_rows, compare_table, metric_names
     from .runs import RunFolder
@@ -292,8 +320,10 @@ def paper(
 ) -> None:
     """Run (or resume) what is missing of one of the paper's tables and print it beside the paper's figures.
 
-    Examples: `hetero-ssfl paper table1 --scale smoke`, `hetero-ssfl paper table4 --seeds 3`,
-    `hetero-ssfl paper table1 --scale full --dry-run`.
+    Examples:
+      hetero-ssfl paper table1 --scale smoke
+      hetero-ssfl paper table4 --seeds 3
+      hetero-ssfl paper table1 --scale full --dry-run
     """
     from .paper import cells_of, paper_table, run_cells, score
 
@@ -321,18 +351,20 @@ def paper(
 
 @app.command()
 def sweep(
-    config: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml")],
+    config: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="What to vary.", autocompletion=_configs)],
     over: Annotated[list[str], typer.Option(metavar="KEY=A,B,...", help="Values of one setting; repeat for a grid.")],
-    seeds: Annotated[int, typer.Option(min=1)] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions, seeds 0 to N-1.")] = 1,
     root: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/sweep"),
     set_: Set = None,
     metric: Annotated[str, typer.Option(help="What to draw.")] = "linear_all",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run one config over a grid of settings; resumable; a table and a plot.
+    """Run (or resume) one config over a grid of settings, with a table and a plot.
 
-    Example: `hetero-ssfl sweep cifar10-laptop --over alignment.mu=0,1,4,16 --over rad.size=100,500 --seeds 3`.
+    Examples:
+      hetero-ssfl sweep smoke --over alignment.mu=0,1,4
+      hetero-ssfl sweep my.toml --over alignment.mu=0,4 --over rad.size=100,500
     """
     from .sweep import Axis, draw_sweep, run_sweep, sweep_table
 
@@ -353,7 +385,12 @@ def sweep(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """What is installed, which devices there are, what is missing and how to get it."""
+    """Say what is installed, which devices there are, what is missing and how to get it.
+
+    Examples:
+      hetero-ssfl doctor
+      hetero-ssfl doctor --json
+    """
     from .doctor import diagnose
 
     findings = diagnose()
@@ -370,14 +407,20 @@ def doctor(as_json: Json = False) -> None:
 @data_app.command()
 def describe(
     source: Annotated[
-        str, typer.Argument(help="A preset, a config file, or a data source (name, path, hub id).")
+        str,
+        typer.Argument(help="A preset, a config file, or a data source (name, path, hub id).", autocompletion=_configs),
     ] = "demo",
     set_: Set = None,
     plot: Annotated[Path | None, typer.Option(help="Draw who holds what into this file.")] = None,
     on_bad_image: BadImage = None,
     as_json: Json = False,
 ) -> None:
-    """Count images, sizes and classes, and show how the clients share them."""
+    """Count images, sizes and classes, and show how the clients share them.
+
+    Examples:
+      hetero-ssfl data describe path/to/images
+      hetero-ssfl data describe my.toml --plot who.png
+    """
     from .config import load_config, preset_names
     from .data import load_images
     from .federation.simulated import set_up

@@ -33,8 +33,9 @@ def init(
 ) -> None:
     """Write all that the server and each participant need: keys, certificates, settings, scripts, instructions.
 
-    Examples: `hetero-ssfl deploy init fl --nodes 5 --host fl.example.org`; to see it work first,
-    `hetero-ssfl deploy init try --demo` and `hetero-ssfl deploy local try`.
+    Examples:
+      hetero-ssfl deploy init fl --nodes 5 --host fl.example.org
+      hetero-ssfl deploy init try --demo
     """
     from .layout import Deployment
     from .writing import initialise
@@ -48,7 +49,11 @@ def init(
 
 @app.command()
 def renew(folder: Folder, days: Days = 825) -> None:
-    """Give the server a new certificate, signed by ca/ca.key; nodes need nothing new."""
+    """Give the server a new certificate, signed by ca/ca.key; nodes need nothing new.
+
+    Example:
+      hetero-ssfl deploy renew fl --days 365
+    """
     from .layout import Deployment
     from .writing import renew_certificate
 
@@ -67,6 +72,10 @@ def local(
     """Rehearse the deployment on this machine: all its programs, with its keys, until the run is finished.
 
     What ends too early is started again; Ctrl-C stops everything, and the same command goes on.
+
+    Examples:
+      hetero-ssfl deploy local fl
+      hetero-ssfl deploy local fl --fresh
     """
     from ..config import load_config
     from ..progress import RunView
