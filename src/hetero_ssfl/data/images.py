@@ -171,7 +171,7 @@ def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list
     )
     for number, (encoded, label) in enumerate(shown):
         try:
-            picture, channels = _to_array(encoded, config.side, channels)
+            picture, channels = decode_image(encoded, config.side, channels)
             if picture.shape[1] != picture.shape[2]:
                 raise ValueError(f"is {picture.shape[2]}x{picture.shape[1]} pixels, not square (data.side crops all)")
             if kept and picture.shape != kept[0].shape:
@@ -200,7 +200,8 @@ def _reason(error: Exception) -> str:
     return text if text.startswith("is ") else "cannot be decoded"
 
 
-def _to_array(encoded: Any, side: int | None, channels: int | None) -> tuple[np.ndarray, int]:
+def decode_image(encoded: Any, side: int | None, channels: int | None) -> tuple[np.ndarray, int]:
+    """Bytes or a path as uint8 (channels, side, side), and the channels; ValueError and its kin where that fails."""
     import io
 
     from PIL import Image, ImageOps

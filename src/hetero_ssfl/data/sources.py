@@ -13,7 +13,7 @@ from ..config import DataConfig
 from ..errors import DataError
 from ..seeding import rng_for
 
-Split = Literal["train", "test"]
+Split = Literal["train", "test", "all"]
 
 HUB_IDS = {
     "cifar10": "uoft-cs/cifar10",
@@ -27,6 +27,8 @@ TEST_SPLITS = ("test", "valid", "validation")
 
 def fixed_fifth(count: int, split: str) -> Tensor:
     """The rows of a split where the source has no test split of its own. The same for every seed."""
+    if split == "all":
+        return torch.arange(count)
     order = torch.randperm(count, generator=rng_for(0, "test split"))
     is_test = torch.zeros(count, dtype=torch.bool)
     is_test[order[::5]] = True
@@ -61,18 +63,24 @@ class Rows:
 
 
 def open_rows(config: DataConfig, source: Path | str, split: Split) -> Rows:
-    """Read a split through the `datasets` library; without a test split, a fixed fifth is kept for it."""
+    """Read a split through the `datasets` library; without a test split, a fixed fifth is kept for it.
+
+    `all` is every image of every split, in the order of the source and without labels.
+    """
     import datasets
 
     datasets.disable_progress_bars()
     splits = _splits(datasets, source)
-    train = splits.get("train", next(iter(splits.values())))
-    test = next((splits[name] for name in TEST_SPLITS if name in splits), None)
-    if test is None:
-        train, test = (train.select(fixed_fifth(len(train), part).tolist()) for part in ("train", "test"))
-    table = train if split == "train" else test
+    if split == "all":
+        table = datasets.concatenate_datasets(list(splits.values()))
+    else:
+        train = splits.get("train", next(iter(splits.values())))
+        test = next((splits[name] for name in TEST_SPLITS if name in splits), None)
+        if test is None:
+            train, test = (train.select(fixed_fifth(len(train), part).tolist()) for part in ("train", "test"))
+        table = train if split == "train" else test
     image = _column(table, config.image_column, IMAGE_COLUMNS)
-    label = _column(table, config.label_column, LABEL_COLUMNS)
+    label = None if split == "all" else _column(table, config.label_column, LABEL_COLUMNS)
     if image is None or (config.label_column and label is None):
         image_names = [config.image_column] if config.image_column else IMAGE_COLUMNS
         what, expected = ("label", [config.label_column]) if image else ("image", image_names)

@@ -1,0 +1,65 @@
+"""Every image of a source, one after another and with its place: for one pass over them, without a cache."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..config import DataConfig
+from ..errors import DataError
+from .images import decode_image, load_images
+from .sources import locate, open_rows
+
+SUFFIXES = (".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tga", ".tif", ".tiff", ".webp")
+
+
+class Placed(NamedTuple):
+    """A uint8 image (channels, side, side), its number in the source and, in a folder, its path below that."""
+
+    row: int
+    path: str | None
+    pixels: Tensor
+
+
+def each_image(config: DataConfig) -> tuple[int, Iterator[Placed]]:
+    """How many there are, and each as `config.side` and `config.channels` want it; bad ones may be left out."""
+    if config.source == "digits":
+        pixels = load_images(config, "all").pixels
+        return len(pixels), (Placed(row, None, image) for row, image in enumerate(pixels))
+    source = locate(config.source)
+    if isinstance(source, Path) and _holds_files(source):
+        files = [source] if source.is_file() else sorted(f for f in source.rglob("*") if _is_image(f))
+        if not files:
+            raise DataError(f"'{config.source}' holds no images, expected files such as .png or .jpg. Check the path.")
+        root = source.parent if source.is_file() else source
+        return len(files), _decoded(config, ((file, file.relative_to(root).as_posix()) for file in files))
+    rows = open_rows(config, source, "all")
+    return rows.count, _decoded(config, ((encoded, None) for encoded, _ in rows.items()))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and path.is_file()
+
+
+def _holds_files(source: Path) -> bool:
+    """Whether images lie there as files; otherwise it is a table, or a folder of tables."""
+    if source.is_file():
+        return _is_image(source)
+    tables = ("dataset_info.json", "dataset_dict.json")
+    return not any((source / name).exists() for name in tables) and next(source.rglob("*.parquet"), None) is None
+
+
+def _decoded(config: DataConfig, items: Iterable[tuple[Any, str | None]]) -> Iterator[Placed]:
+    for row, (encoded, path) in enumerate(items):
+        try:
+            array, _ = decode_image(encoded, config.side, config.channels)
+        except (OSError, ValueError, SyntaxError):  # PIL raises all three for broken files
+            if config.on_bad_image == "skip":
+                continue
+            raise DataError(
+                f"image {row if path is None else repr(path)} of '{config.source}' cannot be decoded. "
+                "Repair or remove it, or leave such images out with --on-bad-image skip."
+            ) from None
+        yield Placed(row, path, torch.tensor(array))
