@@ -1,0 +1,72 @@
+"""What users install: the wheel and the source distribution, tried in a virtual environment outside the repository."""
+
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import hetero_ssfl
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def build(target: Path, *options: str) -> Path:
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", target, *options, ROOT, cwd=ROOT)
+    return next(target.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `python -m build` makes it: first the source distribution, then the wheel out of that."""
+    return build(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts of an environment that has this wheel, and everything else from the environment of the tests.
+
+    The line of the .pth file adds that environment's packages but not its own .pth files, by which an editable
+    installation is found: `hetero_ssfl` can come from the wheel only.
+    """
+    home = tmp_path_factory.mktemp("venv")
+    run(sys.executable, "-m", "venv", "--without-pip", home, cwd=home)
+    places = sysconfig.get_paths(vars={"base": str(home), "platbase": str(home)})
+    Path(places["purelib"], "others.pth").write_text("{purelib}\n{platlib}\n".format(**sysconfig.get_paths()))
+    pip = [sys.executable, "-m", "pip", "--python", Path(places["scripts"], "python"), "--disable-pip-version-check"]
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", wheel, cwd=home)
+    return Path(places["scripts"])
+
+
+def contents(archive: Path) -> dict[str, int]:
+    """The checksum of each file."""
+    with zipfile.ZipFile(archive) as opened:
+        return {entry.filename: entry.CRC for entry in opened.infolist()}
+
+
+def test_the_source_distribution_makes_the_same_wheel_as_the_repository(wheel: Path, tmp_path: Path) -> None:
+    assert contents(wheel) == contents(build(tmp_path, "--wheel"))
+
+
+def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> None:
+    package = ROOT / "src"
+    wanted = {str(p.relative_to(package)) for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    found = {name for name in contents(wheel) if ".dist-info/" not in name}
+    assert found == {name for name in wanted if ".egg-info/" not in name}
+    assert "hetero_ssfl/presets/smoke.toml" in found
+    assert "hetero_ssfl/py.typed" in found
+
+
+def test_the_installed_command_runs_outside_the_repository(installed: Path, tmp_path: Path) -> None:
+    home = run(installed / "python", "-c", "import hetero_ssfl; print(hetero_ssfl.__file__)", cwd=tmp_path).stdout
+    assert installed.parent in Path(home.strip()).parents
+    shown = run(installed / "hetero-ssfl", "--version", cwd=tmp_path).stdout
+    assert shown == f"hetero-ssfl {hetero_ssfl.__version__}\n"
