@@ -5,7 +5,7 @@ The work is that of one round with one alignment step on the whole RAD: the serv
 
 dense    shares are the kernels themselves, centred and of norm 1; the server averages them; a step is CKA of kernels
 factor   `combine` and `alignment_distance` with rank 512
-sketch   `weighted_mean` and `combine_sketches` with 512 columns; a step is the same as that of a factor
+sketch   `Sums` of sketches of 512 columns; a step is the same as that of a factor
 
 How a client makes its share is left out on all sides. Shares and consensus are float32. Times are CPU seconds of one
 thread, medians of runs in turns; totals count one aggregate and each client's one step, or its five (one per local
@@ -27,7 +27,7 @@ from measuring import Row, alternate, cpu_seconds, medians, peak_memory, publish
 from torch import Tensor
 
 from hetero_ssfl.config import AlignmentConfig
-from hetero_ssfl.consensus import combine, combine_sketches, sketching_matrix, weighted_mean
+from hetero_ssfl.consensus import Sums, combine, sketching_matrix
 from hetero_ssfl.objectives import alignment_distance, centre, cka
 from hetero_ssfl.seeding import rng_for
 
@@ -65,8 +65,10 @@ def aggregate(side: str, shares: list[Tensor], size: Size) -> Tensor:
         return mean
     if side == "factor":
         return combine(shares, weights, size.rank).factor
-    omega = sketching_matrix(size.rows, size.rank, 0)
-    return combine_sketches(weighted_mean(shares, weights), 1.0, omega, torch.finfo(torch.float32).eps).factor
+    sums = Sums()
+    for y, weight in zip(shares, weights, strict=True):
+        sums = sums.plus(weight, y, 1.0)
+    return sums.consensus(sketching_matrix(size.rows, size.rank, 0), torch.finfo(torch.float32).eps, size.rank).factor
 
 
 def step(side: str, live: Tensor, consensus: Tensor) -> Tensor:

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from hetero_ssfl.consensus import (
     Consensus,
+    Sums,
     combine,
-    combine_sketches,
     effective_rank,
     sketch,
     sketching_matrix,
     truncate,
-    weighted_mean,
 )
 from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.runs import load_tensors
@@ -35,15 +34,15 @@ OMEGAS = 5  # per run
 
 
 def client_factors(run: Path) -> list[Tensor]:
-    tensors, _ = load_tensors(run / "server.safetensors")
-    return [t.double() for key, t in tensors.items() if key.startswith("client/") and key.endswith("/factor")]
+    _, about = load_tensors(run / "server.safetensors")
+    return [load_tensors(run / "shares" / name / file)[0]["factor"].double() for name, file in about["shares"].items()]
 
 
 def from_sketches(factors: list[Tensor], rank: int, seed: int, wire: torch.dtype) -> Consensus:
-    omega, weights = sketching_matrix(len(factors[0]), rank, seed), [1.0] * len(factors)
-    average = weighted_mean([sketch(a, omega).to(wire) for a in factors], weights)
-    trace = sum(float(a.square().sum()) for a in factors) / len(factors)
-    return combine_sketches(average, trace, omega, torch.finfo(wire).eps)
+    omega, sums = sketching_matrix(len(factors[0]), rank, seed), Sums()
+    for a in factors:
+        sums = sums.plus(1.0, sketch(a, omega).to(wire), float(a.square().sum()))
+    return sums.consensus(omega, torch.finfo(wire).eps, rank)
 
 
 def print_table(runs: list[Path]) -> None:
@@ -89,7 +88,10 @@ def server_seconds(factors: list[Tensor], sketches: list[Tensor]) -> tuple[float
     weights = [1.0] * len(factors)
 
     def by_sketch() -> Consensus:
-        return combine_sketches(weighted_mean(sketches, weights), 1.0, sketching_matrix(rows, rank, 0), 1e-7)
+        sums = Sums()
+        for y in sketches:
+            sums = sums.plus(1.0, y, 1.0)
+        return sums.consensus(sketching_matrix(rows, rank, 0), 1e-7, rank)
 
     return seconds(lambda: combine(factors, weights, rank)), seconds(by_sketch)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hetero_ssfl.config import AlignmentConfig
 from hetero_ssfl.consensus import (
     Consensus,
+    Sums,
     client_factor,
     combine,
     combine_sketches,
@@ -20,7 +21,6 @@ from hetero_ssfl.consensus import (
     sketching_matrix,
     spectrum,
     truncate,
-    weighted_mean,
 )
 from hetero_ssfl.objectives import centre, cka, factor_cka, gram
 from hetero_ssfl.seeding import rng_for
@@ -146,6 +146,13 @@ def recovered(k: torch.Tensor, rank: int, seed: int = 0, wire: torch.dtype = tor
     return combine_sketches((k @ omega).to(wire), float(k.trace()), omega, torch.finfo(wire).eps)
 
 
+def summed(sketches: list[torch.Tensor], weights: list[float], factors: list[torch.Tensor]) -> Sums:
+    sums = Sums()
+    for y, w, a in zip(sketches, weights, factors, strict=True):
+        sums = sums.plus(w, y, float(a.square().sum()))
+    return sums
+
+
 def decaying(rows: int, seed: int) -> torch.Tensor:
     """A kernel of full rank whose eigenvalues fall as 1 / k."""
     basis = torch.linalg.qr(features(rows, rows, seed)).Q
@@ -169,9 +176,9 @@ def test_a_sum_of_sketches_gives_back_the_dense_mean_of_unequal_clients(
     weights = [float(k + 1) for k in range(len(widths))]
     omega = sketching_matrix(rows, sum(widths) + spare, seed)
     factors = [kernel_factor(a, config) for a in clients]
-    mean = weighted_mean([sketch(a, omega).to(wire) for a in factors], weights)
-    trace = weighted_mean([a.square().sum() for a in factors], weights)
-    consensus = combine_sketches(mean, float(trace), omega, torch.finfo(wire).eps)
+    consensus = summed([sketch(a, omega).to(wire) for a in factors], weights, factors).consensus(
+        omega, torch.finfo(wire).eps, rank=rows
+    )
     expected = sum(w / sum(weights) * dense(config, a) for w, a in zip(weights, clients, strict=True))
     assert torch.allclose(kernel(consensus), expected, atol=1e-5 * float(expected.abs().max()))
     assert consensus.lost == pytest.approx(0, abs=1e-5)
@@ -210,16 +217,45 @@ def test_a_rotated_representation_has_the_same_sketch(seed: int, width: int) -> 
     assert not torch.allclose(sketch(kernel_factor(a.flip(0), config), omega), before, atol=1e-2)
 
 
-def test_a_share_can_be_replaced_in_a_running_mean() -> None:
+def test_a_share_can_be_replaced_in_running_sums() -> None:
     omega, weights = sketching_matrix(40, 12, 0), [1.0, 2.0, 3.0]
-    old, new = ([sketch(features(40, width, seed + width), omega) for width in (3, 5, 9)] for seed in (0, 100))
-    running = weighted_mean(old, weights) + weights[1] / sum(weights) * (new[1] - old[1])
-    afresh = weighted_mean([old[0], new[1], old[2]], weights)
-    replaced, wanted, stale = (
-        combine_sketches(y, 1.0, omega, SINGLE) for y in (running, afresh, weighted_mean(old, weights))
-    )
+    old, new = ([features(40, width, seed + width) for width in (3, 5, 9)] for seed in (0, 100))
+    running = summed([sketch(a, omega) for a in old], weights, old)
+    for factor, weight in ((old[1], -2.0), (new[1], 4.0)):  # its weight may change as well
+        running = running.plus(weight, sketch(factor, omega), float(factor.square().sum()))
+    present = [old[0], new[1], old[2]]
+    afresh = summed([sketch(a, omega) for a in present], [1.0, 4.0, 3.0], present)
+    replaced, wanted = (sums.consensus(omega, 1e-9, 40) for sums in (running, afresh))
+    stale = summed([sketch(a, omega) for a in old], weights, old).consensus(omega, 1e-9, 40)
     assert torch.allclose(kernel(replaced), kernel(wanted), atol=1e-5 * float(kernel(wanted).abs().max()))
+    assert replaced.lost == pytest.approx(wanted.lost, abs=1e-9)
     assert not torch.allclose(kernel(stale), kernel(wanted), atol=1e-1)
+
+
+@given(rows=st.integers(8, 24), clients=st.integers(3, 6), rank=st.integers(4, 30), seed=st.integers(0, 99))
+def test_beyond_the_rank_the_best_directions_stay_if_there_are_at_most_twice_as_many_images(
+    rows: int, clients: int, rank: int, seed: int
+) -> None:
+    factors = [client_factor(features(rows, 6, seed + k), AlignmentConfig()) for k in range(clients)]
+    found = combine(factors, [1.0] * clients, rank)
+    together = torch.cat(factors, dim=1).double() / clients**0.5
+    left, singular, _ = torch.linalg.svd(together, full_matrices=False)
+    best = (left[:, :rank] * singular[:rank].square()) @ left[:, :rank].T
+    assert found.factor.shape[1] <= rank
+    if rows <= 2 * rank:
+        assert torch.allclose(kernel(found), best, atol=1e-5)
+    tail = float(singular[rank:].square().sum() / singular.square().sum())
+    assert found.lost >= tail - 1e-6
+    assert found.lost == pytest.approx(1 - float(kernel(found).trace() / (together @ together.T).trace()), abs=1e-5)
+
+
+def test_many_images_lose_little_more_than_the_best_cut() -> None:
+    factors = [client_factor(features(300, 20, 0) @ features(20, 20, k), AlignmentConfig()) for k in range(1, 9)]
+    noisy = [a + 0.02 * features(300, a.shape[1], 50 + k) for k, a in enumerate(factors)]
+    exact = torch.cat(noisy, dim=1) / 8**0.5
+    best, found = truncate(exact, 24), combine(noisy, [1.0] * 8, 24)
+    assert best.lost < found.lost < 1.5 * best.lost
+    assert float(factor_cka(found.factor.double(), exact)) > 0.97 * float(factor_cka(best.factor, exact))
 
 
 def test_everyone_draws_the_same_omega_from_the_seed() -> None:

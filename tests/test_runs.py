@@ -9,7 +9,7 @@ import torch
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ProtocolError, RunError
-from hetero_ssfl.runs import RunFolder, load_tensors, save_tensors, write_atomically
+from hetero_ssfl.runs import RunFolder, SavedTensors, load_tensors, save_tensors, write_atomically
 
 
 def make(path: Path) -> RunFolder:
@@ -40,7 +40,7 @@ def test_a_folder_whose_filling_failed_is_not_a_run(tmp_path: Path) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     folder = make(tmp_path / "a")
     folder.write_json("environment.json", {"format": 99})
-    with pytest.raises(RunError, match="format 99, expected 1"):
+    with pytest.raises(RunError, match="format 99, expected 2"):
         RunFolder.open(tmp_path / "a")
 
 
@@ -82,6 +82,14 @@ def test_a_damaged_tensor_file_is_one_sentence(tmp_path: Path, content: bytes) -
     (tmp_path / "t").write_bytes(content)
     with pytest.raises(RunError, match="cannot be read"):
         load_tensors(tmp_path / "t")
+
+
+def test_saved_tensors_are_read_when_looked_at(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "t", {"a": torch.ones(2), "b": torch.zeros(1)})
+    saved = SavedTensors(tmp_path / "t")
+    assert (sorted(saved), len(saved)) == (["a", "b"], 2)
+    save_tensors(tmp_path / "t", {"a": torch.full((2,), 5.0)})
+    assert torch.equal(saved["a"], torch.full((2,), 5.0))
 
 
 def test_events_survive_a_torn_last_line(tmp_path: Path) -> None:

@@ -1,25 +1,28 @@
 """The mean kernel of all clients, without ever writing out a kernel.
 
 K_mean = sum_j w_j A_j A_j^T = B B^T with B = [sqrt(w_1) A_1 | sqrt(w_2) A_2 | ...]. Each client sends a factor A_j
-(L x d_j) of its own kernel; the server keeps B (L x r), exact until `rank` columns and cut to the strongest
-directions beyond.
+(L x d_j) of its own kernel; the server keeps B (L x r), exact until `rank` columns.
 
-Or each client sends a sketch K_j Omega (L x r) with one Omega for all. Sketches of unlike clients have one shape and
-add up as their kernels do, so the server needs only their sum.
+Beyond, it keeps sum_j w_j K_j Omega with one Omega for all. Such sketches of unlike clients have one shape and add up
+as their kernels do, so the server needs only their sum; or clients send sketches themselves.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import combinations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .config import AlignmentConfig
-from .objectives import gram
+from .objectives import factor_cka, gram
 from .seeding import rng_for
 
 LANDMARKS = 512  # rows that stand for all in the factor of a kernel that is not linear
+SPARE = 2  # times the rank: columns of the server's own sums. Up to that many RAD images they are exact.
+EXACT = 1e-9  # relative precision of sums that were made from factors
 
 
 @dataclass(frozen=True)
@@ -69,47 +72,33 @@ def nystroem(a: Tensor, config: AlignmentConfig) -> Tensor:
 
 
 def combine(factors: Sequence[Tensor], weights: Sequence[float], rank: int) -> Consensus:
-    """B = [sqrt(w_j) A_j ...] with weights scaled to sum 1, cut to `rank` columns.
-
-    Beyond the rank, factors are taken up one at a time and several times over: a sequence may load them when asked.
-    """
-    total = sum(weights)
-    roots = [(w / total) ** 0.5 for w in weights]
-    if len(factors) > rank or sum(a.shape[1] for a in factors) > rank:
-        consensus = strongest(lambda: (r * a.float() for a, r in zip(factors, roots, strict=True)), rank)
-    else:
-        consensus = Consensus(torch.cat([r * a.double() for a, r in zip(factors, roots, strict=True)], dim=1))
-    return Consensus(consensus.factor.float(), consensus.lost)
+    """B = [sqrt(w_j) A_j ...] with weights scaled to sum 1; beyond `rank` columns, from sums (below), cut to `rank`."""
+    if sum(a.shape[1] for a in factors) <= rank:
+        roots = [(w / sum(weights)) ** 0.5 for w in weights]
+        return Consensus(torch.cat([r * a.double() for a, r in zip(factors, roots, strict=True)], dim=1).float())
+    omega, sums = sketching_matrix(len(factors[0]), SPARE * rank, 0), Sums()
+    for a, w in zip(factors, weights, strict=True):
+        sums = sums.plus(w, sketch(a, omega), float(a.double().square().sum()))
+    return sums.consensus(omega, EXACT, rank)
 
 
 def truncate(factor: Tensor, rank: int) -> Consensus:
-    """The best `rank` directions of a factor."""
-    return Consensus(factor) if factor.shape[1] <= rank else strongest(lambda: iter([factor]), rank)
-
-
-def strongest(parts: Callable[[], Iterator[Tensor]], rank: int) -> Consensus:
-    """The best `rank` directions of F = [A_1 | A_2 | ...] by subspace iteration: O(L R r), never L x L nor all of F.
-
-    Products are in the precision of the parts; what decides which directions are strongest is in double.
-    """
-    rng, columns = rng_for(0, "truncate"), rank + 16
-    mixed = sum(a @ torch.randn(a.shape[1], columns, dtype=torch.float64, generator=rng).to(a.dtype) for a in parts())
-    basis = torch.linalg.qr(mixed).Q
-    for _ in range(4):
-        basis = torch.linalg.qr(sum(a @ (a.T @ basis) for a in parts())).Q
-    core, size = torch.zeros(basis.shape[1], basis.shape[1], dtype=torch.float64), 0.0
-    for a in parts():
-        seen = (a.T @ basis).double()
-        core, size = core + seen.T @ seen, size + float(a.double().square().sum())
-    values, vectors = torch.linalg.eigh(core)  # of basis^T F F^T basis: squared singular values, in rising order
-    values, vectors = values[-rank:].flip(0).clamp_min(0), vectors[:, -rank:].flip(1)
-    kept = basis.double() @ (vectors * values.sqrt())
-    return Consensus(kept, max(0.0, 1 - float(kept.square().sum()) / size) if size else 0.0)
+    """The best `rank` directions of a factor A, by the eigenvectors of A^T A or A A^T, whichever is smaller."""
+    rows, columns = factor.shape
+    if columns <= rank:
+        return Consensus(factor)
+    a = factor.double()
+    values, vectors = torch.linalg.eigh(a.T @ a if columns <= rows else a @ a.T)  # in rising order
+    values, vectors = values.clamp_min(0).flip(0), vectors[:, -rank:].flip(1)
+    kept = a @ vectors if columns <= rows else vectors * values[:rank].sqrt()
+    total = float(values.sum())
+    return Consensus(kept, max(0.0, 1 - float(values[:rank].sum()) / total) if total else 0.0)
 
 
 # --- the consensus as a sum of equal shapes --------------------------------------------------------
 
 
+@lru_cache(maxsize=2)
 def sketching_matrix(rows: int, rank: int, seed: int) -> Tensor:
     """Omega (L x min(rank, L)) with orthogonal columns, the same for everyone who knows the run's seed."""
     gaussian = torch.randn(rows, min(rank, rows), dtype=torch.float64, generator=rng_for(seed, "sketch"))
@@ -124,9 +113,23 @@ def sketch(factor: Tensor, omega: Tensor) -> Tensor:
     return a @ (a.T @ omega)
 
 
-def weighted_mean(shares: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """sum_j w_j Y_j / sum_j w_j."""
-    return sum((w * y.double() for y, w in zip(shares, weights, strict=True)), torch.zeros(())) / sum(weights)
+@dataclass(frozen=True)
+class Sums:
+    """sum_j w_j K_j Omega, sum_j w_j tr K_j and sum_j w_j. Whoever was added can be taken away again, so a server
+    need not look at clients that have not changed. Double precision: what is left after many changes is still exact."""
+
+    sketch: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    trace: float = 0.0
+    weight: float = 0.0
+
+    def plus(self, weight: float, sketch: Tensor, trace: float) -> "Sums":
+        return Sums(self.sketch + weight * sketch.double(), self.trace + weight * trace, self.weight + weight)
+
+    def consensus(self, omega: Tensor, precision: float, rank: int) -> Consensus:
+        """The weighted mean kernel, cut to `rank` columns."""
+        found = combine_sketches(self.sketch / self.weight, self.trace / self.weight, omega, precision)
+        cut = truncate(found.factor, rank)
+        return Consensus(cut.factor.float(), 1 - (1 - found.lost) * (1 - cut.lost))
 
 
 def combine_sketches(mean: Tensor, trace: float, omega: Tensor, precision: float) -> Consensus:
@@ -160,5 +163,13 @@ def effective_rank(factor: Tensor) -> float:
 def spectrum(factor: Tensor) -> Tensor:
     """Eigenvalues of the centred kernel, largest first, as shares of their sum."""
     a = factor.double() - factor.double().mean(0)
-    values = torch.linalg.svdvals(a).square()
+    values = torch.linalg.eigvalsh(a.T @ a if a.shape[1] <= len(a) else a @ a.T).clamp_min(0).flip(0)
     return values / values.sum().clamp_min(1e-300)
+
+
+def mutual_cka(factors: Sequence[Tensor]) -> Tensor:
+    """Debiased linear CKA between every two clients' features of the same images (0 for unrelated ones)."""
+    out = torch.eye(len(factors))
+    for i, j in combinations(range(len(factors)), 2):
+        out[i, j] = out[j, i] = factor_cka(factors[i].double(), factors[j].double(), debiased=True)
+    return out

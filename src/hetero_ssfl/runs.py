@@ -6,6 +6,7 @@
     split.safetensors    which training image is validation, RAD or whose
     rad.safetensors      the RAD's pixels
     server.safetensors   the server's state after the last finished round: the commit point of a round
+    shares/NAME/         what the server keeps of each client's replies, the two newest
     clients/NAME/        each client's own state, the two newest rounds
     models/NAME/         at the end: encoder.safetensors and card.json
     events.jsonl         one line per client and round, and one per finished round
@@ -36,7 +37,7 @@ from torch import Tensor
 from .config import Config, parse_config
 from .errors import HeteroSSFLError, ProtocolError, RunError
 
-FORMAT = 1
+FORMAT = 2
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -79,6 +80,22 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"'{path}' is missing. The run folder is incomplete; start the run again.") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise RunError(f"'{path}' cannot be read ({error}). Restore it from a copy or start the run again.") from None
+
+
+class SavedTensors(Mapping[str, Tensor]):
+    """Tensors that wait in a file and are read when looked at: a thousand clients' replies need not be in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __getitem__(self, name: str) -> Tensor:
+        return load_tensors(self.path)[0][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(load_tensors(self.path)[0])
+
+    def __len__(self) -> int:
+        return len(load_tensors(self.path)[0])
 
 
 def resume_command(path: Path) -> str:
@@ -194,9 +211,13 @@ class RunFolder:
         """A simulated client's own networks."""
         return StateFolder(self.path / "clients" / name)
 
+    def shares(self, name: str) -> "StateFolder":
+        """What the server keeps of a client's replies."""
+        return StateFolder(self.path / "shares" / name)
+
 
 class StateFolder:
-    """A participant's own networks after its two newest rounds, on its own disk.
+    """A participant's tensors after its two newest rounds: its networks on its own disk, or what the server keeps.
 
     Two, because a server that crashed before it saved a round asks for that round again.
     """
@@ -205,9 +226,15 @@ class StateFolder:
         self.path = path
 
     def save(self, round_number: int, tensors: Mapping[str, Tensor]) -> None:
-        save_tensors(self._file(round_number), tensors)
+        save_tensors(self.file(round_number), tensors)
         for old in self._saved()[:-2]:
-            self._file(old).unlink(missing_ok=True)  # a worker of a killed run may be about to end here too
+            self.file(old).unlink(missing_ok=True)  # a worker of a killed run may be about to end here too
+
+    def forget_after(self, round_number: int) -> None:
+        """Drop what a crash left behind of a round that was not finished."""
+        for later in self._saved():
+            if later > round_number:
+                self.file(later).unlink()
 
     def newest(self, limit: int) -> int:
         """The newest saved round that is not after `limit`; 0 for the untrained client."""
@@ -221,7 +248,7 @@ class StateFolder:
         return found
 
     def load(self, round_number: int) -> dict[str, Tensor]:
-        return load_tensors(self._file(round_number))[0]
+        return load_tensors(self.file(round_number))[0]
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -233,7 +260,7 @@ class StateFolder:
     def _saved(self) -> list[int]:
         return sorted(int(file.stem.removeprefix("round-")) for file in self.path.glob("round-*.safetensors"))
 
-    def _file(self, round_number: int) -> Path:
+    def file(self, round_number: int) -> Path:
         return self.path / f"round-{round_number:06d}.safetensors"
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from nodes import write_federation
 from rehearse import deployed, to_the_end
+from saved import server_tensors
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy.local import Rehearsal
 from hetero_ssfl.federation import start
-from hetero_ssfl.runs import load_tensors
 
 
 def test_three_supernodes_with_tls_and_keys_give_the_same_numbers_as_in_process(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_three_supernodes_with_tls_and_keys_give_the_same_numbers_as_in_process(
     config = load_config(str(federation), [f"rad.source='{tmp_path / 'source' / 'rad'}'"])
     here = start(config, tmp_path / "run", lambda _: None, paths)
     assert there.read_json("results.json") == here.read_json("results.json")
-    states = [load_tensors(folder.path / "server.safetensors")[0] for folder in (here, there)]
+    states = [server_tensors(folder.path) for folder in (here, there)]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
     events = there.events()

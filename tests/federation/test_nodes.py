@@ -9,6 +9,7 @@ import torch
 from flwr.app import Error, Message
 from grids import LocalGrid
 from nodes import ENCODERS, write_federation, write_images, write_node
+from saved import server_tensors
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.data import digest
@@ -68,7 +69,7 @@ def crash() -> None:
 
 
 def tensors(folder: RunFolder) -> dict[str, torch.Tensor]:
-    return load_tensors(folder.path / "server.safetensors")[0]
+    return server_tensors(folder.path)
 
 
 # --- nodes of one's own ---
@@ -172,7 +173,7 @@ def test_a_node_with_a_new_architecture_joins_in_mid_run(rig: Rig) -> None:
     assert set(results["clients"]) == {"node-0", "node-1", "node-2", "newcomer"}
     state = load_tensors(folder.path / "server.safetensors")
     assert state[1]["roster"] == ["node-0", "node-1", "node-2", "newcomer"]
-    assert "client/newcomer/factor" in state[0]
+    assert "client/newcomer/factor" in tensors(folder)
     rounds = [e["round"] for e in folder.events() if e.get("client") == "newcomer"]
     assert rounds == [2]
 

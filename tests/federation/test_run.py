@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from saved import server_tensors
 
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.errors import ConfigError, DataError, RunError
-from hetero_ssfl.federation import resume, start
+from hetero_ssfl.federation import resume, server_app, start
 from hetero_ssfl.federation.inprocess import InProcessGrid
 from hetero_ssfl.federation.participant import ClientCache
 from hetero_ssfl.federation.records import pack
@@ -50,7 +51,7 @@ def everything(folder: RunFolder) -> dict[str, Any]:
     But for times, and for the bytes sent down, which hold the text of the config.
     """
     events = [{k: v for k, v in e.items() if k not in ("seconds", "bytes_down")} for e in folder.events()]
-    tensors = load_tensors(folder.path / "server.safetensors")[0]
+    tensors = server_tensors(folder.path)
     for name in load_tensors(folder.path / "server.safetensors")[1]["roster"]:
         states = folder.states(name)
         tensors |= {f"{name}/{k}": v for k, v in states.load(states.newest(10**6)).items()}
@@ -96,7 +97,7 @@ def test_the_run_folder_holds_models_with_cards(reference: RunFolder) -> None:
 
 def test_only_representations_travel(reference: RunFolder) -> None:
     """The server's state holds nothing but factors on the RAD: no weight of any client."""
-    tensors, _ = load_tensors(reference.path / "server.safetensors")
+    tensors = server_tensors(reference.path)
     assert {key.split("/")[-1] for key in tensors} == {"factor", "lost"}
     assert all(len(value) == 32 for key, value in tensors.items() if key.endswith("factor"))
 
@@ -105,8 +106,8 @@ def test_sketches_of_unlike_encoders_have_one_shape_and_the_consensus_of_factors
     short = ["rounds=1", "evaluation.every=0", "evaluation.untrained=false", "engine.workers=1"]
     # One round only: rounding errors grow with every step, in either form.
     folders = [run(tmp_path / form, f"alignment.form={form}", *short) for form in ("factor", "sketch")]
-    by_factor, tensors = (load_tensors(folder.path / "server.safetensors")[0] for folder in folders)
-    assert {key.split("/")[-1] for key in tensors} == {"sketch", "trace", "factor", "lost"}
+    by_factor, tensors = (server_tensors(folder.path) for folder in folders)
+    assert {key.split("/")[-1] for key in tensors} == {"sketch", "trace", "factor", "lost", "sums", "totals"}
     assert [tuple(v.shape) for key, v in tensors.items() if key.endswith("sketch")] == [(32, 32)] * 3
     assert float(tensors["shared/lost"]) < 1e-3
     assert float(factor_cka(tensors["shared/factor"], by_factor["shared/factor"])) > 0.999
@@ -116,7 +117,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from hetero_ssfl.config import parse_config
-from hetero_ssfl.federation import resume, start
+from hetero_ssfl.federation import resume, server_app, start
 from hetero_ssfl.federation.inprocess import InProcessGrid
 from hetero_ssfl.federation.records import pack
 from hetero_ssfl.federation.server_app import Server
@@ -164,7 +165,7 @@ def test_partial_participation_touches_only_the_selected(tmp_path: Path) -> None
     idle = {f"client-{k:03d}" for k in range(3)} - {e["client"] for e in events}
     for name in idle:
         assert folder.states(name).newest(10**6) == 0
-    tensors, _ = load_tensors(folder.path / "server.safetensors")
+    tensors = server_tensors(folder.path)
     assert all(f"client/{name}/factor" in tensors for name in idle)
 
 
@@ -268,9 +269,7 @@ def test_averaging_methods_run_end_to_end_and_probe_the_global_model(tmp_path: P
     assert set(results["global"]) == {"linear_all"}
     assert len(results["clients"]) == 3
     sent = [e["bytes_up"] for e in folder.events() if e["event"] == "client"]
-    weights = sum(
-        v.numel() * 4 for k, v in load_tensors(folder.path / "server.safetensors")[0].items() if "shared" in k
-    )
+    weights = sum(v.numel() * 4 for k, v in server_tensors(folder.path).items() if "shared" in k)
     assert all(0.9 * weights < size < 1.5 * weights + 5000 for size in sent)
     opening = [e["client"] for e in folder.events() if e["event"] == "client" and e["round"] == 0]
     assert opening == ["client-000"]  # whose initialisation all start from
@@ -302,25 +301,46 @@ def test_a_client_asked_for_an_earlier_round_goes_back_to_it(reference: RunFolde
     assert cache.get(site.participant(0), limit=2).round == 2
 
 
-def test_killed_between_events_and_state_a_round_is_played_again(reference: RunFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["before any share", "between shares and state"])
+def test_killed_between_events_and_state_a_round_is_played_again(
+    reference: RunFolder, tmp_path: Path, when: str
+) -> None:
     """The window the commit point exists for: events of round 3 are written, its state is not."""
     path = tmp_path / "run"
 
     class Killed(BaseException):
         pass
 
-    def stop_before_saving(server: Server, state: ServerState) -> None:
-        if state.round == 3:
-            raise Killed
-        save(server, state)
+    def stop(server: Server, state: ServerState) -> ServerState:
+        if state.round < 3:
+            return save(server, state)
+        if when == "between shares and state":
+            patch.setattr(server_app, "save_tensors", stop_now)
+            save(server, state)
+        raise Killed
+
+    def stop_now(*_: object) -> None:
+        raise Killed
 
     save = Server.save
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Server, "save", stop_before_saving)
+        patch.setattr(Server, "save", stop)
         with pytest.raises(Killed):
             run(path, "engine.workers=2")
     assert RunFolder.open(path).events()[-1]["round"] == 3
+    newest = [RunFolder(path).shares(f"client-{k:03d}").newest(99) for k in range(3)]
+    assert newest == [2 if when == "before any share" else 3] * 3
     assert_same(everything(reference), everything(resume(RunFolder.open(path), lambda _: None)))
+
+
+def test_a_share_of_a_round_that_never_counted_is_forgotten(tmp_path: Path) -> None:
+    """Kept, it would push out the share that counts when the next one is saved."""
+    folder = run(tmp_path / "run", "rounds=2", "evaluation.every=0", "engine.workers=1")
+    shares = folder.shares("client-000")
+    shares.save(3, {"factor": torch.zeros(1)})
+    (folder.path / "results.json").unlink()
+    resume(folder, lambda _: None)
+    assert shares.newest(99) == 2
 
 
 def test_a_failed_final_evaluation_is_not_a_finished_run(tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
 """One contract for every registered method, and what is particular to each."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.consensus import client_factor, kernel_factor, sketch, sketching_matrix
@@ -155,6 +160,79 @@ def test_leave_one_out_sends_a_client_only_the_others() -> None:
     sent = HeteroSSFL(config).broadcast(state, "client-0").arrays["factor"].double()
     other = state.clients["client-1"]["factor"].double()
     assert torch.allclose(sent @ sent.T, other @ other.T, atol=1e-6)
+
+
+def random_factor(*scope: int) -> torch.Tensor:
+    a = torch.randn(16, 5, generator=rng_for(*scope), dtype=torch.float64)
+    return (a / (a.T @ a).norm().sqrt()).float()
+
+
+@given(rounds=st.lists(st.sets(st.integers(0, 5), min_size=1), min_size=1, max_size=6), size=st.booleans())
+@settings(max_examples=30)
+def test_beyond_the_rank_the_server_looks_at_those_who_changed_and_has_the_mean_of_all(
+    rounds: list[set[int]], size: bool
+) -> None:
+    """Six factors of five columns do not fit into 20, but 16 images do into the sums: they must stay exact."""
+    method = HeteroSSFL(config_with("alignment.rank=20", *(["clients.weights=size"] if size else [])))
+    names = tuple(f"client-{k}" for k in range(6))
+    newest: dict[str, Update] = {}
+    state = ServerState(-1, names)
+    for number, chosen in enumerate([set(range(6)), *rounds]):
+        updates = {names[k]: Update(1 + number + k, {"factor": random_factor(k, number)}) for k in sorted(chosen)}
+        looked_at = {n: newest[n].arrays if n in updates else Unread() for n in newest}
+        state = method.aggregate(replace(state, clients=looked_at), updates)
+        newest |= updates
+        weights = {n: u.examples if size else 1 for n, u in newest.items()}
+        mean = sum(weights[n] * kernel(u.arrays["factor"]) for n, u in newest.items()) / sum(weights.values())
+        assert torch.allclose(kernel(state.shared["factor"]), mean, atol=1e-5)
+
+
+class Unread(dict[str, torch.Tensor]):
+    """A share that nobody may look at."""
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        raise AssertionError("looked at a client that has not changed")
+
+
+def test_leave_one_out_takes_a_clients_own_factor_out_of_the_sums() -> None:
+    config = config_with("alignment.rank=16", "alignment.leave_one_out=true", "clients.count=4")
+    updates = {f"client-{k}": Update(1, {"factor": random_factor(k)}) for k in range(4)}
+    state = HeteroSSFL(config).aggregate(ServerState(0, tuple(updates)), updates)
+    assert "sums" in state.shared
+    sent = HeteroSSFL(config).broadcast(state, "client-2").arrays
+    assert set(sent) == {"factor"}
+    others = sum(kernel(random_factor(k)) for k in (0, 1, 3)) / 3
+    assert torch.allclose(kernel(sent["factor"]), others, atol=1e-5)
+
+
+def test_without_a_common_scale_a_kernel_that_would_drown_the_others_is_refused() -> None:
+    method = HeteroSSFL(config_with("alignment.normalize=false"))
+    updates = {f"client-{k}": Update(1, {"factor": random_factor(k)}) for k in range(2)}
+    state = method.aggregate(ServerState(0, tuple(updates)), updates)
+    for scale, fine in ((20.0, True), (200.0, False)):  # of the factor; of the kernel its square
+        update = Update(1, {"factor": scale * random_factor(9)})
+        if fine:
+            method.check(state, "client-0", update)
+        else:
+            with pytest.raises(ProtocolError, match="outweigh"):
+                method.check(state, "client-0", update)
+
+
+def test_a_portrait_says_how_alike_clients_are_and_how_many_directions_there_are() -> None:
+    factors = [
+        random_factor(0),
+        random_factor(0) @ torch.linalg.qr(torch.randn(5, 5, generator=rng_for(3))).Q,
+        random_factor(1),
+    ]
+    updates = {f"client-{k}": Update(1, {"factor": a}) for k, a in enumerate(factors)}
+    method = HeteroSSFL(config_with("clients.count=3"))
+    assert method.portrait(ServerState(0, tuple(updates))) == {}
+    portrait = json.loads(json.dumps(method.portrait(method.aggregate(ServerState(0, tuple(updates)), updates))))
+    assert portrait["clients"] == list(updates)
+    assert portrait["mutual_cka"][0][1] == pytest.approx(1, abs=1e-3)
+    assert abs(portrait["mutual_cka"][0][2]) < 0.6
+    assert sum(portrait["spectrum"]) == pytest.approx(1, abs=1e-2)
+    assert portrait["spectrum"] == sorted(portrait["spectrum"], reverse=True)
 
 
 @pytest.mark.parametrize("shape", [(15, 4), (16,), (16, 0), (16, 2, 2), (16, 513)])

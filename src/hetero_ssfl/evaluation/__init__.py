@@ -2,7 +2,6 @@
 
 from .features import extract_features
 from .finetune import finetune, share_of_labels
-from .geometry import mutual_cka
 from .probes import Labeled, few_labels, knn_probe, linear_probe, probe
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "finetune",
     "knn_probe",
     "linear_probe",
-    "mutual_cka",
     "probe",
     "share_of_labels",
 ]

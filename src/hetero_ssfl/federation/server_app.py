@@ -10,6 +10,7 @@ The state saved after a round is its commit point: a run killed anywhere goes on
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import stdev
 from typing import Any
 
@@ -20,7 +21,7 @@ from flwr.serverapp import Grid
 from ..config import Config
 from ..errors import ProtocolError, RunError
 from ..methods import ClientId, Method, ServerState, Update, method_for
-from ..runs import RunFolder, load_tensors, resume_command, save_tensors
+from ..runs import RunFolder, SavedTensors, load_tensors, resume_command, save_tensors
 from ..seeding import rng_for
 from .nodes import Event, Listener, Nodes, error_text
 from .records import Scalar, check_size, pack, read_figures, read_update
@@ -86,9 +87,11 @@ class Server:
         state = self.method.aggregate(state, updates)
         if number > 0 and self.due(number):
             events.append(self.evaluate(number, "validation"))
+        portrait = self.method.portrait(state)
+        events += [{"event": "kernels", "round": number, **portrait}] if portrait else []
         events.append(self.summary(state, updates, time.perf_counter() - started))
         self.folder.append_events(events)
-        self.save(state)
+        state = self.save(state)
         self.listen(events[-1])
         return state
 
@@ -204,27 +207,30 @@ class Server:
 
     # --- the state on disk ---
 
-    def save(self, state: ServerState) -> None:
-        tensors = {f"shared/{key}": value for key, value in state.shared.items()}
+    def save(self, state: ServerState) -> ServerState:
+        """First the new replies, each in a file of its own; then the state, which names them: the round counts."""
+        clients: dict[ClientId, SavedTensors] = {}
         for name, kept in state.clients.items():
-            tensors |= {f"client/{name}/{key}": value for key, value in kept.items()}
+            if not isinstance(kept, SavedTensors):
+                shares = self.folder.shares(name)
+                shares.save(state.round, kept)
+                kept = SavedTensors(shares.file(state.round))
+            clients[name] = kept
         about = {"round": state.round, "roster": state.roster, "examples": dict(state.examples)}
-        save_tensors(self.folder.path / "server.safetensors", tensors, about)
+        saved = {name: kept.path.name for name, kept in clients.items()}
+        save_tensors(self.folder.path / "server.safetensors", state.shared, {**about, "shares": saved})
+        return replace(state, clients=clients)
 
     def restore(self) -> ServerState | None:
         path = self.folder.path / "server.safetensors"
         if not path.exists():
             return None
-        tensors, about = load_tensors(path)
-        shared: dict[str, torch.Tensor] = {}
-        clients: dict[str, dict[str, torch.Tensor]] = {}
-        for key, value in tensors.items():
-            owner, _, rest = key.partition("/")
-            if owner == "shared":
-                shared[rest] = value
-            else:
-                name, _, entry = rest.partition("/")
-                clients.setdefault(name, {})[entry] = value
+        shared, about = load_tensors(path)
+        clients = {}
+        for name, file in about["shares"].items():
+            shares = self.folder.shares(name)
+            shares.forget_after(about["round"])
+            clients[name] = SavedTensors(shares.path / file)
         return ServerState(about["round"], tuple(about["roster"]), shared, clients, about["examples"])
 
 

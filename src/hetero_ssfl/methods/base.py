@@ -10,7 +10,7 @@ Round 0 is an opening, where the method wants one: all clients, or the first, an
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -47,7 +47,7 @@ class ServerState:
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     """What the method keeps for all clients."""
     clients: Mapping[ClientId, Mapping[str, Tensor]] = field(default_factory=dict)
-    """What the method keeps of each client's last reply."""
+    """What the method keeps of each client's last reply. Saved ones are read from disk when they are looked at."""
     examples: Mapping[ClientId, int] = field(default_factory=dict)
 
 
@@ -90,6 +90,10 @@ class Method(ABC):
 
     def metrics(self, state: ServerState) -> dict[str, float]:
         """Server: figures about the state, for the events of a round."""
+        return {}
+
+    def portrait(self, state: ServerState) -> dict[str, Any]:
+        """Server: what a report may draw of the state, as JSON."""
         return {}
 
 

@@ -10,9 +10,8 @@ that was lost or refused, the last good one stands in.)
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import torch
@@ -20,15 +19,17 @@ from torch import Generator, Tensor
 
 from ..config import Config
 from ..consensus import (
-    Consensus,
+    EXACT,
+    SPARE,
+    Sums,
     combine,
-    combine_sketches,
     effective_rank,
     kernel_factor,
+    mutual_cka,
     sketch,
     sketching_matrix,
+    spectrum,
     truncate,
-    weighted_mean,
 )
 from ..data import random_view, to_input
 from ..errors import ProtocolError
@@ -39,7 +40,8 @@ from .base import Broadcast, ClientId, Method, ServerState, Update
 
 PARTS = {"factor": ("factor",), "sketch": ("sketch", "trace")}
 TOLERANCE = 0.05  # of a norm that is 1 but for rounding on the wire
-WILD = 1000.0  # times the median of the others' norms
+WILD = 1000.0  # times the norm of the mean kernel
+SHOWN, SHOWN_IMAGES = 20, 200  # clients and RAD images of the mutual CKA in a round's events
 
 
 class HeteroSSFL(Method):
@@ -50,7 +52,7 @@ class HeteroSSFL(Method):
         arrays: Mapping[str, Tensor] = state.shared
         if self.config.alignment.leave_one_out and client in state.clients:
             others = {name: kept for name, kept in state.clients.items() if name != client}
-            arrays = self._consensus(replace(state, clients=others)) if others else {}
+            arrays = self._consensus(state, replace(state, clients=others), [client]) if others else {}
         return Broadcast(state.round + 1, {k: v for k, v in arrays.items() if k == "factor"})
 
     def local_update(self, client: Client, down: Broadcast) -> Update:
@@ -76,8 +78,7 @@ class HeteroSSFL(Method):
             raise ProtocolError(f"{client} sent a trace of shape {tuple(update.arrays['trace'].shape)}, expected one.")
         size, most = self._norm(update.arrays), 1 + TOLERANCE
         if not self.config.alignment.normalize:  # then no scale is agreed on; only a wild one can be known
-            others = [self._norm(kept) for name, kept in state.clients.items() if name != client]
-            most = WILD * median(others) if others else math.inf
+            most = WILD * _norm(state.shared["factor"]) if "factor" in state.shared else math.inf
         if not 0 < size <= most:
             raise ProtocolError(
                 f"{client} sent a kernel of norm {size:.3g}, expected more than 0 and at most {most:.3g}: it would "
@@ -94,8 +95,8 @@ class HeteroSSFL(Method):
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
         kept = {**state.clients, **{client: u.arrays for client, u in updates.items()}}
         examples = {**state.examples, **{name: u.examples for name, u in updates.items()}}
-        state = replace(state, round=state.round + 1, clients=kept, examples=examples)
-        return replace(state, shared=self._consensus(state))
+        after = replace(state, round=state.round + 1, clients=kept, examples=examples)
+        return replace(after, shared=self._consensus(state, after, list(updates)))
 
     def metrics(self, state: ServerState) -> dict[str, float]:
         if "factor" not in state.shared:
@@ -105,6 +106,18 @@ class HeteroSSFL(Method):
             "consensus_lost_share": float(state.shared["lost"]),
         }
 
+    def portrait(self, state: ServerState) -> dict[str, Any]:
+        """The consensus' spectrum and how alike the clients' kernels are, on some of the RAD images."""
+        if "factor" not in state.shared:
+            return {}
+        found: dict[str, Any] = {"spectrum": _rounded(spectrum(state.shared["factor"])[:64])}
+        if self.config.alignment.form == "factor":
+            names = [name for name in state.roster if name in state.clients][:SHOWN]
+            step = -(-self.config.rad.size // SHOWN_IMAGES)
+            factors = [state.clients[name]["factor"][::step] for name in names]
+            found |= {"clients": names, "mutual_cka": [_rounded(row) for row in mutual_cka(factors)]}
+        return found
+
     def _share(self, factor: Tensor) -> dict[str, Tensor]:
         """What a client sends: A_k cut to the rank, or K_k Omega and tr K_k."""
         config, wire = self.config.alignment, getattr(torch, self.config.alignment.wire)
@@ -112,30 +125,62 @@ class HeteroSSFL(Method):
             return {"factor": truncate(factor, config.rank).factor.to(wire)}
         return {"sketch": sketch(factor, self._omega()).to(wire), "trace": factor.square().sum().float().view(1)}
 
-    def _consensus(self, state: ServerState) -> dict[str, Tensor]:
-        """B from all shares in the order of the roster, so that the sum's last bits never depend on who was first."""
-        present = [name for name in state.roster if name in state.clients]
-        shares, weights = [state.clients[n] for n in present], [self._weight(state, n) for n in present]
-        consensus, wire = self._combine(shares, weights), getattr(torch, self.config.alignment.wire)
-        return {"factor": consensus.factor.to(wire), "lost": torch.tensor(consensus.lost)}
+    def _consensus(self, before: ServerState, after: ServerState, changed: Collection[ClientId]) -> dict[str, Tensor]:
+        """B of the state `after`: from all shares while they fit, else from the sums of `before` and what changed."""
+        config, wire = self.config.alignment, getattr(torch, self.config.alignment.wire)
+        names = [name for name in after.roster if name in after.clients]  # the order decides the last bits
+        found: dict[str, Tensor] = {}
+        if "sums" not in before.shared and self._fit(after):
+            factors, weights = [after.clients[n]["factor"] for n in names], [self._weight(after, n) for n in names]
+            consensus = combine(factors, weights, config.rank)
+        else:
+            sums = self._sums(before, after, [name for name in before.roster if name in changed])
+            consensus = sums.consensus(self._omega(), self._precision, config.rank)
+            found = {"sums": sums.sketch, "totals": torch.tensor([sums.trace, sums.weight], dtype=torch.float64)}
+        return {"factor": consensus.factor.to(wire), "lost": torch.tensor(consensus.lost), **found}
 
-    def _combine(self, shares: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Consensus:
-        config = self.config.alignment
-        if config.form == "factor":
-            return combine(Column(shares, "factor"), weights, config.rank)
-        mean, trace = (weighted_mean(Column(shares, key), weights) for key in ("sketch", "trace"))
-        precision = torch.finfo(getattr(torch, config.wire)).eps
-        return combine_sketches(mean, float(trace), self._omega(), precision)
+    def _fit(self, state: ServerState) -> bool:
+        """Whether all factors together are no wider than the consensus may be."""
+        config, most = self.config.alignment, self.config.alignment.rank
+        if config.form == "sketch" or len(state.clients) > most:
+            return False
+        return sum(share["factor"].shape[1] for share in state.clients.values()) <= most
+
+    def _sums(self, before: ServerState, after: ServerState, changed: Sequence[ClientId]) -> Sums:
+        """Those of `before`, less the old shares of those who changed, plus their new ones; or all anew."""
+        if "sums" in before.shared:
+            sums = Sums(before.shared["sums"], *before.shared["totals"].tolist())
+        else:
+            sums, before, changed = Sums(), replace(before, clients={}), after.roster
+        for state, sign in ((before, -1), (after, 1)):
+            for name in changed:
+                if name in state.clients:
+                    sums = sums.plus(sign * self._weight(state, name), *self._sketched(state.clients[name]))
+        return sums
+
+    def _sketched(self, share: Mapping[str, Tensor]) -> tuple[Tensor, float]:
+        """K_k Omega and tr K_k, whichever form the client sent."""
+        if self.config.alignment.form == "sketch":
+            return share["sketch"], float(share["trace"])
+        factor = share["factor"]
+        return sketch(factor, self._omega()), float(factor.double().square().sum())
 
     def _norm(self, share: Mapping[str, Tensor]) -> float:
         """Frobenius norm of a client's kernel; of a sketch the part that Omega sees, which is no greater."""
         if self.config.alignment.form == "factor":
-            a = share["factor"].double()
-            return float((a.T @ a).norm())
+            return _norm(share["factor"])
         return float(share["sketch"].double().norm()) / self.config.rad.size  # Omega's columns have that length
 
     def _omega(self) -> Tensor:
-        return sketching_matrix(self.config.rad.size, self.config.alignment.rank, self.config.seed)
+        """The clients' own or, for sums of factors, the server's."""
+        columns = self.config.alignment.rank * (SPARE if self.config.alignment.form == "factor" else 1)
+        return sketching_matrix(self.config.rad.size, columns, self.config.seed)
+
+    @property
+    def _precision(self) -> float:
+        """Relative, of what the sums are made of."""
+        config = self.config.alignment
+        return EXACT if config.form == "factor" else torch.finfo(getattr(torch, config.wire)).eps
 
     def _weight(self, state: ServerState, name: ClientId) -> float:
         weights = self.config.clients.weights
@@ -145,17 +190,14 @@ class HeteroSSFL(Method):
         return float(state.examples[name]) if weights == "size" else 1.0
 
 
-class Column(Sequence[Tensor]):
-    """One array of every share, looked up when it is used: shares that wait on disk need not all be in memory."""
+def _norm(factor: Tensor) -> float:
+    """Frobenius norm of A A^T."""
+    a = factor.double()
+    return float((a.T @ a).norm())
 
-    def __init__(self, shares: Sequence[Mapping[str, Tensor]], key: str) -> None:
-        self.shares, self.key = shares, key
 
-    def __len__(self) -> int:
-        return len(self.shares)
-
-    def __getitem__(self, k: Any) -> Any:
-        return self.shares[k][self.key]
+def _rounded(values: Tensor) -> list[float]:
+    return [round(value, 4) for value in values.tolist()]
 
 
 def check_rows(array: Tensor, rows: int, narrowest: int, widest: int, sender: str) -> None:
