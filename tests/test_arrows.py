@@ -24,7 +24,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": BASE | {"data", "models", "objectives"},
     "runs": BASE,
     "federation": CORE | {"__init__", "evaluation", "runs"},
-    "report": BASE | {"runs"},
+    "report": BASE | {"consensus", "evaluation", "federation", "runs"},
+    "use": BASE | {"data", "models", "evaluation", "federation", "plugins", "runs"},
     "progress": set(),
     "doctor": set(),
     "deploy": BASE | {"progress"},
@@ -34,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweep": BASE | {"federation", "report", "progress"},
     "cli": BASE
     | {"__init__", "data", "federation", "report", "progress", "runs"}
-    | {"demo", "doctor", "paper", "costs", "sweep", "deploy"},
+    | {"demo", "doctor", "paper", "costs", "sweep", "deploy", "use"},
 }
 
 

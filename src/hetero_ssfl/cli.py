@@ -12,6 +12,8 @@ from rich.markup import escape
 
 from .deploy.commands import app as deploy_app
 from .errors import HeteroSSFLError
+from .report.commands import report
+from .use.commands import app as use_app
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +31,8 @@ app = typer.Typer(
 data_app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(use_app)  # embed, export, neighbours
+app.command()(report)
 
 # Without a terminal rich assumes 80 columns, which breaks tables in log files.
 out = Console(width=None if sys.stdout.isatty() else 140)

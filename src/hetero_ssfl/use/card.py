@@ -1,0 +1,156 @@
+"""A model card: what an encoder is, how it was trained and on how much, what it reached, how to load it."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import ConfigError
+from ..models import parse_spec
+from ..plugins import GIVEN, find
+from .models import ModelFolder
+
+HEAD = """---
+library_name: pytorch
+pipeline_tag: feature-extraction
+tags: [self-supervised-learning, federated-learning, feature-extraction, hetero-ssfl]
+---
+"""
+PAPER = (
+    "Each participant trains its own architecture on its own data without labels, and only representations of a small "
+    "shared set travel (D. Makhija, N. Ho, J. Ghosh, *Federated Self-supervised Learning for Heterogeneous Clients*)."
+)
+LIMITS = """## Limits
+
+- It knows the data of one federation. What is unlike those may be embedded poorly: measure it on your own task first.
+- Accuracies are those of probes on frozen features. They are not those of a finished classifier.
+- Weights can reveal something about the data they were trained on. There is no formal privacy guarantee.
+- No licence is given here: whoever owns the data and the model decides that.
+"""
+
+
+def model_card(model: ModelFolder, spec: str, files: Mapping[str, str]) -> str:
+    """Markdown with front matter; `files` are the model's files by format."""
+    card, shape, side = model.card, ", ".join(map(str, model.shape)), model.shape[-1]
+    takes, given = f"inputs of shape ({shape})", f"Inputs are float32 of shape (n, {shape})."
+    if model.takes_images:
+        takes = f"{'grey' if model.shape[0] == 1 else 'colour'} images of {side} x {side} pixels"
+        given = (
+            f"Images are resized so that the shorter side fits, cropped to the middle {side} x {side} pixels, and "
+            f"given as float32 of shape (n, {shape}) with values from 0 to 1."
+        )
+    parts = [
+        HEAD,
+        f"# {model.client}: `{card['encoder']}`",
+        f"An encoder with {card.get('parameters', 0):,} parameters that maps {takes} to feature vectors, trained in a "
+        f"federation with hetero-ssfl. {PAPER if card.get('method') == 'hetero-ssfl' else ''}",
+        _training(model),
+        _results(model),
+        "## Load it\n",
+        given,
+        *[_loading(kind, name, model, spec) for kind, name in files.items()],
+        LIMITS,
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _training(model: ModelFolder) -> str:
+    card = model.card
+    facts = {"method": card.get("method"), "rounds": card.get("round"), "seed": card.get("seed")}
+    if model.run is not None:
+        config = model.run.config
+        events = [e for e in model.run.events() if e["event"] == "client" and e["client"] == model.client]
+        examples = [e["examples"] for e in events if "examples" in e]
+        results = model.run.read_json("results.json")
+        facts |= {
+            "self-supervised loss": config.ssl.kind,
+            "local epochs per round": config.local_epochs,
+            "participants": len(results["clients"]) + len(results.get("absent", [])),
+            "examples of this participant": f"{examples[-1]:,}" if examples else None,
+            "examples of the shared set (RAD)": f"{config.rad.size:,}",
+        }
+        facts |= {"commit": model.run.read_json("environment.json").get("commit")}
+    facts |= {"RAD digest": f"{card['rad_digest'][:12]}" if card.get("rad_digest") else None}
+    facts |= {"hetero-ssfl": card.get("hetero_ssfl")}
+    rows = [f"| {key} | {value} |" for key, value in facts.items() if value is not None]
+    return "\n".join(["## How it was trained\n", "| | |", "|---|---|", *rows])
+
+
+def _results(model: ModelFolder) -> str:
+    """Probe accuracies, where the run has labels and is at hand."""
+    results: dict[str, Any] = model.run.read_json("results.json") if model.run else {}
+    scores = results.get("clients", {}).get(model.client, {})
+    if not scores:
+        return ""
+    untrained, mean = results.get("untrained", {}).get(model.client, {}), results.get("mean", {})
+    rows = [
+        f"| {name.replace('_', ', ')} | {value:.1f} | {_figure(untrained.get(name))} | {_figure(mean.get(name))} |"
+        for name, value in sorted(scores.items())
+    ]
+    head = "| probe | this encoder | the same untrained | mean over participants |"
+    text = "`all`: every class; `own`: the classes that this participant holds."
+    return "\n".join(["## Accuracy on test data (%)\n", head, "|---|---|---|---|", *rows, "", text])
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _loading(kind: str, file: str, model: ModelFolder, spec: str) -> str:
+    if kind == "onnx":
+        title, code = (
+            "ONNX, with onnxruntime",
+            [
+                "import onnxruntime",
+                f'session = onnxruntime.InferenceSession("{file}")',
+                'features = session.run(None, {"images": images})[0]  # images: a numpy array',
+            ],
+        )
+    elif kind == "torch-export":
+        title, code = (
+            "torch.export, with torch alone",
+            [
+                "import torch",
+                f'encoder = torch.export.load("{file}").module()',
+                "features = encoder(images)",
+            ],
+        )
+    else:
+        mean, std = model.normalisation
+        title, code = (
+            "safetensors, with the encoder's own class",
+            [
+                "from safetensors.torch import load_file",
+                *_building(spec, model.shape[0], model.shape[-1]),
+                f'encoder.load_state_dict(load_file("{file}"))',
+                f"features = encoder.eval()((images - {mean}) / {std})",
+            ],
+        )
+    inside = "" if kind == "safetensors" else "The normalisation is inside.\n\n"
+    return f"### {title}\n\n{inside}```python\n" + "\n".join(code) + "\n```"
+
+
+def _building(spec: str, channels: int, side: int) -> list[str]:
+    """The lines that make an untrained encoder of this kind."""
+    name, options = parse_spec(spec)
+    source, colon, attribute = name.partition(":")
+    if source == GIVEN:
+        return [f"encoder = ...  # {attribute}, as it was handed to federate()"]
+    if source == "timm":
+        given = {"num_classes": 0, "in_chans": channels, **options}
+        return ["import timm", f"encoder = timm.create_model({attribute!r}, {_arguments(given)})"]
+    if not colon or source == "torchvision":
+        return [
+            "from hetero_ssfl.models import build_encoder",
+            f"encoder, width = build_encoder({spec!r}, {channels}, {side})",
+        ]
+    given = {"in_channels": channels, "side": side}
+    try:
+        accepted = set(inspect.signature(find(name, "encoder")).parameters)
+    except (ConfigError, ValueError, TypeError):  # safetensors can be exported where the class is not at hand
+        accepted = set()
+    arguments = {**{key: value for key, value in given.items() if key in accepted}, **options}
+    return [f"from {source} import {attribute}", f"encoder = {attribute}({_arguments(arguments)})"]
+
+
+def _arguments(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in options.items())

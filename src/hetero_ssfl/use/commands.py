@@ -1,0 +1,98 @@
+"""`hetero-ssfl embed`, `export` and `neighbours`: parse, call, print. Heavy imports wait until a command needs them."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+app = typer.Typer()
+out = Console(soft_wrap=True, highlight=False)
+
+Model = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder, or one model's (with card.json).")]
+Client = Annotated[str | None, typer.Option(help="Whose encoder: a number or a name.")]
+Encoder = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:CALLABLE", help="What builds the encoder, where its card cannot say so."),
+]
+BadImage = Annotated[
+    Literal["error", "skip"], typer.Option("--on-bad-image", help="What to do with images that cannot be used.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+@app.command()
+def embed(
+    run: Model,
+    images: Annotated[
+        str, typer.Option(metavar="SOURCE", help="A folder of images, an image, parquet, or a data set's name.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="FILE.parquet or FILE.npy.")],
+    client: Client = None,
+    encoder: Encoder = None,
+    on_bad_image: BadImage = "error",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Turn images into feature vectors with a client's trained encoder.
+
+    Parquet has the columns row, path and feature; read it with pandas.read_parquet, and stack the features with
+    numpy.stack(table["feature"]). Images of any size are resized and cropped to what the encoder takes.
+
+    Examples:
+      hetero-ssfl embed runs/a --client 2 --images photos -o features.parquet
+      hetero-ssfl embed state/federations/ID/model --images scans.parquet -o features.npy
+    """
+    from .embedding import check_output, save_features
+    from .embedding import embed as embed_images
+    from .models import find_model
+
+    check_output(output)
+    model = find_model(run, client)
+    found = embed_images(model, images, on_bad_image, Console(stderr=True, quiet=quiet), encoder)
+    save_features(output, found, model)
+    count, width = found.features.shape
+    if as_json:
+        facts = {"file": str(output), "client": model.client, "images": count, "width": width, "skipped": found.skipped}
+        print(json.dumps(facts, indent=2))
+        return
+    skipped = f", {found.skipped} bad images skipped" if found.skipped else ""
+    out.print(f"{count:,} images, {width} features each{skipped}: {escape(str(output))}")
+
+
+@app.command()
+def export(
+    run: Model,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER|FILE", help="A folder, or a file by the format's suffix.")
+    ],
+    to: Annotated[
+        str, typer.Option(metavar="FORMAT", help="safetensors, torch-export (.pt2) or onnx.")
+    ] = "safetensors",
+    client: Client = None,
+    encoder: Encoder = None,
+    as_json: Json = False,
+) -> None:
+    """Write a client's trained encoder for other programs, with a model card that says how to load it.
+
+    Files for torch.export and ONNX take images with values from 0 to 1 (n, channels, side, side), any number at once,
+    and load without this package. Each is checked against the encoder before it is written.
+
+    Examples:
+      hetero-ssfl export runs/a --client 2 --to onnx -o exported
+      hetero-ssfl export runs/a --client 2 --to torch-export -o encoder.pt2
+    """
+    from .exporting import check_format
+    from .exporting import export as export_model
+    from .models import find_model
+
+    check_format(to)
+    model = find_model(run, client)
+    file = export_model(model, to, output, encoder)
+    if as_json:
+        print(json.dumps({"file": str(file), "client": model.client, "format": to}, indent=2))
+    else:
+        out.print(f"{model.client}, {escape(model.card['encoder'])}: {escape(str(file))}")

@@ -1,0 +1,98 @@
+"""Images to features with one trained encoder: a batch in memory at a time, one file at the end."""
+
+import io
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from ..config import DataConfig
+from ..data.streams import Placed, each_image
+from ..errors import ConfigError, DataError
+from ..evaluation import extract_features
+from ..runs import write_atomically
+from .models import ModelFolder
+
+BATCH = 256
+FORMATS = (".parquet", ".npy")
+OnBad = Literal["error", "skip"]
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A feature vector for each image, and where that image is in its source."""
+
+    rows: list[int]
+    paths: list[str | None]
+    features: Tensor
+    skipped: int
+
+
+def check_output(path: Path) -> None:
+    """Before the work begins."""
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"cannot write features into '{path}', expected a name that ends in {' or '.join(FORMATS)}.")
+
+
+def open_images(
+    model: ModelFolder, source: str, on_bad_image: OnBad, console: Console, text: str
+) -> tuple[int, Iterator[Placed]]:
+    """All images of a source in the shape that a model takes, with a bar that shows how far they are used up."""
+    if not model.takes_images:
+        raise ConfigError(
+            f"{model.client}'s encoder takes inputs of shape {model.shape}, not images. Use it from Python."
+        )
+    takes = {"channels": model.shape[0], "side": model.shape[-1]}
+    settings = DataConfig.model_validate({"source": source, "on_bad_image": on_bad_image, **takes})
+    count, images = each_image(settings)
+    return count, iter(track(images, text, count, console=console, transient=True, disable=not console.is_terminal))
+
+
+def embed(model: ModelFolder, source: str, on_bad_image: OnBad, console: Console, spec: str | None = None) -> Embedded:
+    """All images of a source through one encoder, built from `spec` where its card cannot say how."""
+    count, images = open_images(model, source, on_bad_image, console, f"embedding with {model.client}")
+    encoder = model.load(spec)
+    rows: list[int] = []
+    paths: list[str | None] = []
+    parts = []
+    for batch in _batches(images):
+        rows += [image.row for image in batch]
+        paths += [image.path for image in batch]
+        parts.append(extract_features(encoder, torch.stack([image.pixels for image in batch])))
+    if not rows:
+        raise DataError(f"'{source}' holds no readable images, expected at least one. Check --images.")
+    return Embedded(rows, paths, torch.cat(parts), count - len(rows))
+
+
+def _batches(images: Iterable[Placed]) -> Iterator[list[Placed]]:
+    images = iter(images)
+    while batch := list(islice(images, BATCH)):
+        yield batch
+
+
+def save_features(path: Path, found: Embedded, model: ModelFolder) -> None:
+    """Parquet: columns row, path (empty in tables) and feature (a list of numbers). Numpy: the features alone."""
+    values = found.features.numpy()
+    if path.suffix == ".npy":
+        import numpy as np
+
+        buffer = io.BytesIO()
+        np.save(buffer, values, allow_pickle=False)
+        write_atomically(path, buffer.getvalue())
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+    columns = {"row": pa.array(found.rows, pa.int64()), "path": pa.array(found.paths, pa.string()), "feature": vectors}
+    table = pa.table(columns).replace_schema_metadata({"hetero_ssfl": json.dumps(model.card)})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_atomically(path, sink.getvalue().to_pybytes())

@@ -1,0 +1,179 @@
+"""A trained encoder for other programs: safetensors, torch.export or ONNX, with a model card.
+
+What a torch.export or ONNX file holds takes images with values from 0 to 1: the normalisation is inside. It is compared
+with the encoder before it is written, so a file that is there gives the same features.
+"""
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError, RunError
+from ..plugins import load_module
+from ..runs import write_atomically, write_json
+from .card import model_card
+from .models import ModelFolder
+
+TOLERANCE = 1e-4
+SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
+Run = Callable[[Tensor], Tensor]
+
+
+class Normalised(nn.Module):
+    """Images with values from 0 to 1 to features."""
+
+    def __init__(self, encoder: nn.Module, mean: float, std: float) -> None:
+        super().__init__()
+        self.encoder, self.mean, self.std = encoder, mean, std
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.encoder((images - self.mean) / self.std)
+        return features
+
+
+def export(model: ModelFolder, to: str, out: Path, encoder: str | None = None) -> Path:
+    """Write one client's model into a folder (or a file, by its suffix) with its card; return the model's file."""
+    check_format(to)
+    file, card = _places(model, to, out)
+    if to == "safetensors":  # as it was trained; whoever loads it has the class
+        content = _read(model.path / "encoder.safetensors")
+    else:
+        content = convert(model, model.load(encoder), to)
+    in_folder = card.name == "README.md"
+    files = {
+        kind: file.with_suffix(suffix).name
+        for kind, suffix in SUFFIXES.items()
+        if kind == to or (in_folder and file.with_suffix(suffix).exists())
+    }
+    if in_folder:
+        write_json(card.with_name("card.json"), model.card)
+    write_atomically(card, model_card(model, encoder or model.card["encoder"], files).encode())
+    write_atomically(file, content)
+    return file
+
+
+def check_format(to: str) -> None:
+    if to == "torchscript":
+        raise ConfigError(
+            "PyTorch has deprecated TorchScript, and its tracer refuses transformers. "
+            "Use --to torch-export: a .pt2 file that loads without this package, too."
+        )
+    if to not in SUFFIXES:
+        raise ConfigError(f"unknown format '{to}', expected one of {', '.join(SUFFIXES)}.")
+
+
+def _places(model: ModelFolder, to: str, out: Path) -> tuple[Path, Path]:
+    """Where the model and its card go. Nothing that is not an export of this model is written over."""
+    if out.suffix == SUFFIXES[to]:
+        return out, out.with_name(f"{out.name}.md")
+    if out.suffix in SUFFIXES.values():
+        raise ConfigError(f"--to {to} writes {SUFFIXES[to]} files, but '{out}' ends in {out.suffix}. Change one.")
+    if out.is_dir() and any(out.iterdir()):
+        there = ModelFolder.read(out).card if (out / "card.json").exists() else None
+        if there != model.card:
+            what = "other files" if there is None else f"another model ({there['client']}, round {there.get('round')})"
+            raise RunError(f"'{out}' holds {what}. Choose another folder with --output.")
+    return out / f"encoder{SUFFIXES[to]}", out / "README.md"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RunError(f"cannot read '{path}': {error.strerror}. Restore it from a copy.") from None
+
+
+def convert(model: ModelFolder, encoder: nn.Module, to: str) -> bytes:
+    """The encoder with its normalisation as a file's content that was run and gave the same features."""
+    module = Normalised(encoder, *model.normalisation).eval()
+    if to == "onnx":
+        for name in ("onnx", "onnxscript", "onnxruntime"):
+            load_module(name, "pip install 'hetero-ssfl[onnx]'")
+    make, run = (_onnx, _run_onnx) if to == "onnx" else (_torch_export, _run_torch_export)
+    try:
+        with _without_noise(), torch.no_grad():
+            content = make(module, torch.rand(3, *model.shape), json.dumps(model.card))
+    except Exception as error:  # a user's module may hold anything, and each exporter raises kinds of its own
+        raise ConfigError(
+            f"encoder '{model.card['encoder']}' cannot be exported to {to}: {_line(error)}. "
+            "Its forward may depend on values or on the number of images; --to safetensors always works."
+        ) from None
+    _compare(module, run(content), model.shape, to)
+    return content
+
+
+def _compare(module: nn.Module, run: Run, shape: tuple[int, ...], to: str) -> None:
+    """On batches of several sizes, by the largest difference relative to the largest feature (at least 1)."""
+    for count in (1, 2, 5):
+        images = torch.rand(count, *shape, generator=torch.Generator().manual_seed(count))
+        with torch.no_grad():
+            expected, found = module(images), run(images)
+        scale = max(1.0, float(expected.abs().max()))
+        difference = float((expected - found).abs().max()) / scale if found.shape == expected.shape else float("inf")
+        if not difference <= TOLERANCE:
+            raise RunError(
+                f"the {to} file gives other features than the encoder (difference {difference:.1e}, expected at most "
+                f"{TOLERANCE:g}), so it was not written. Export to another format, and tell us which encoder it was."
+            )
+
+
+def _torch_export(module: nn.Module, example: Tensor, card: str) -> bytes:
+    program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={"card.json": card})
+    return buffer.getvalue()
+
+
+def _run_torch_export(content: bytes) -> Run:
+    return torch.export.load(io.BytesIO(content)).module()
+
+
+def _onnx(module: nn.Module, example: Tensor, card: str) -> bytes:
+    import onnx
+
+    program = torch.onnx.export(
+        module,
+        (example,),
+        dynamo=True,
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        input_names=["images"],
+        output_names=["features"],
+        verbose=False,
+    )
+    assert program is not None
+    proto = program.model_proto
+    onnx.helper.set_model_props(proto, {"hetero_ssfl": card})
+    return bytes(proto.SerializeToString())
+
+
+def _run_onnx(content: bytes) -> Run:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+@contextmanager
+def _without_noise() -> Iterator[None]:
+    """Exporters report on their own deprecations and on packages that nobody asked for."""
+    chatty = logging.getLogger("torch.onnx")
+    level = chatty.level
+    chatty.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        chatty.setLevel(level)
+
+
+def _line(error: Exception) -> str:
+    said = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return said[0].rstrip(".")[:200] if said else type(error).__name__
