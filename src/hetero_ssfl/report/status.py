@@ -48,11 +48,11 @@ def _summary(phase: str, done: int, total: int, left: float | None, now: dict[st
     if phase == "finished":
         return text
     if left is not None:
-        text += f", about {_duration(left)} left"
+        text += f", about {duration(left)} left"
     if now.get("waiting_for"):
         text += f"; waiting for {', '.join(now['waiting_for'])}"
     if now.get("updated"):
-        text += f" (as of {_duration(time.time() - now['updated'])} ago)"
+        text += f" (as of {duration(time.time() - now['updated'])} ago)"
     return text
 
 
@@ -68,13 +68,13 @@ def status_table(found: dict[str, Any]) -> Table:
             str(node.get("replies", 0)),
             str(node.get("excluded", 0)),
             f"{node.get('bytes', 0) / 1e6:.1f}",
-            f"{_duration(time.time() - node['last_seen'])} ago" if "last_seen" in node else "-",
+            f"{duration(time.time() - node['last_seen'])} ago" if "last_seen" in node else "-",
             escape(node.get("last_fault", "")),
         )
     return table
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     seconds = max(0, round(seconds))
     if seconds < 90:
         return f"{seconds} s"

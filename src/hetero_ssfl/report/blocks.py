@@ -1,0 +1,81 @@
+"""What a page is made of. The template knows how each kind is written; nothing here draws or reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeAlias
+
+from markupsafe import Markup
+
+
+@dataclass(frozen=True)
+class Figure:
+    title: str
+    drawing: Markup
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Side by side where there is room."""
+
+    kind: ClassVar[str] = "figures"
+    figures: Sequence[Figure]
+    size: Literal["small", "medium", "large"] = "medium"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table. The first `words` columns are text, the others figures."""
+
+    kind: ClassVar[str] = "rows"
+    caption: str | Markup
+    head: Sequence[str]
+    rows: Sequence[Sequence[str | Markup]]
+    words: int = 1
+    foot: Sequence[Sequence[str]] = ()
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tables side by side where there is room."""
+
+    kind: ClassVar[str] = "tiles"
+    blocks: Sequence["Block"]
+
+
+@dataclass(frozen=True)
+class Legend:
+    kind: ClassVar[str] = "legend"
+    entries: Sequence[tuple[Markup, str]]
+
+
+@dataclass(frozen=True)
+class Code:
+    kind: ClassVar[str] = "code"
+    text: str
+
+
+@dataclass(frozen=True)
+class Text:
+    kind: ClassVar[str] = "text"
+    text: str
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Shown when asked for."""
+
+    kind: ClassVar[str] = "folded"
+    title: str
+    blocks: Sequence["Block"]
+
+
+Block: TypeAlias = Figures | Rows | Tiles | Legend | Code | Text | Folded
+
+
+@dataclass(frozen=True)
+class Section:
+    anchor: str
+    title: str
+    intro: str
+    blocks: Sequence[Block] = field(default=())

@@ -1,0 +1,25 @@
+"""`hetero-ssfl report`: parse, call, print. Heavy imports wait until the command runs."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; differences are to the first.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    map_: Annotated[
+        Literal["pca", "tsne"], typer.Option("--map", help="How the shared images are laid out on a plane.")
+    ] = "pca",
+) -> None:
+    """Write one HTML page about one or more runs: nothing else is needed to read it, not even a network.
+
+    Examples: `hetero-ssfl report runs/a`, `hetero-ssfl report demo-run/seed0/* -o demo.html`.
+    """
+    from .page import write_report
+
+    write_report(runs, output, map_)
+    Console(soft_wrap=True, highlight=False).print(f"report: {escape(str(output))}")

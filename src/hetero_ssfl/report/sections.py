@@ -1,0 +1,465 @@
+"""The sections of a page, each from the runs alone. Where a run lacks something, a section says so in a sentence."""
+
+from collections.abc import Mapping, Sequence
+from statistics import mean, median
+from typing import Any
+
+from markupsafe import Markup
+
+from . import svg
+from .arms import Arm, without_folders
+from .blocks import Block, Code, Figure, Figures, Folded, Legend, Rows, Section, Text
+from .status import duration
+from .tables import Result, compare_rows, metric_names, spread
+
+MOST_ROWS = 100
+MOST_DRAWN = 30
+UNTRAINED = "cu"
+FIGURES = {
+    "loss_ssl": "self-supervised loss",
+    "loss_alignment": "alignment loss, 0 is agreement with all",
+    "effective_rank": "effective rank of a client's kernel",
+    "spread": "feature spread, 0 is collapse",
+    "batch_rank": "effective rank within a batch",
+    "drift": "how far a client moved",
+}
+SERVER_FIGURES = {"consensus_effective_rank": "effective rank of the consensus"}
+METHODS = {
+    "hetero-ssfl": "learned together: each aligned its view of {rad} shared images (the RAD) with that of all",
+    "local": "learned alone",
+}
+
+
+def metric_of(arms: Sequence[Arm]) -> str | None:
+    """The accuracy the page is about: of the linear probe on all classes, where there is one."""
+    known = sorted({name for arm in arms for name in metric_names(arm.result)})
+    return "linear_all" if "linear_all" in known else next(iter(known), None)
+
+
+def metric_words(metric: str) -> str:
+    probe, _, over = metric.partition("_")
+    kind = {"linear": "linear probe", "knn": "nearest neighbours", "finetune": "fine-tuned"}.get(probe, probe)
+    over = {"all": "all classes", "own": "own classes"}.get(over, f"{over} of the labels" if "%" in over else over)
+    return f"{kind}, {over}" if over else kind
+
+
+def images_of(arms: Sequence[Arm]) -> str:
+    return "test" if all(arm.finished for arm in arms) else "validation"
+
+
+def legend(arms: Sequence[Arm], untrained: bool = False) -> Legend:
+    entries = [(arm.style, arm.label) for arm in arms]
+    entries = [(UNTRAINED, "untrained"), *entries] if untrained else entries
+    return Legend([(_swatch(style, label), label) for style, label in entries])
+
+
+def _swatch(style: str, label: str) -> Markup:
+    return svg.tag("svg", svg.mark(style, 7, 7, label), viewBox="0 0 14 14", class_="swatch", aria_hidden="true")
+
+
+# --- the top of the page ---------------------------------------------------------------------------
+
+
+def summary(arms: Sequence[Arm], metric: str | None) -> list[str]:
+    """What ran, on what, and the result."""
+    last = arms[-1]
+    config = last.result.config
+    encoders = {last.encoder(client) for client in last.clients} - {""}
+    who = f"{_count(len(last.clients), 'client')} with {_count(len(encoders), 'different encoder')}"
+    data = f"images of {without_folders(config.data.source)}" if last.folder.simulated else "images of their own"
+    span = f"{_count(config.rounds, 'round')}, seed {config.seed}"
+    if len(arms) == 1:
+        how = METHODS.get(config.method, f"trained with {config.method}").format(rad=config.rad.size)
+        sentences = [f"{who} {how}. They trained on unlabeled {data} for {span}."]
+        if config.method == "fedavg":
+            sentences = [f"{who} {how} on labeled {data} for {span}."]
+    else:
+        runs = ", ".join(f"{arm.label} ({arm.result.config.method})" for arm in arms)
+        sentences = [f"{_count(len(arms), 'run')} are compared: {runs}. {who}, {data}, {span}."]
+    sentences += _outcome(arms, metric)
+    for arm in arms:
+        if not arm.finished:
+            sentences.append(
+                f"{arm.label} is not finished: {arm.rounds_done} of {_count(arm.result.config.rounds, 'round')} done."
+            )
+    lost = sum(what == "left out" for arm in arms for _, _, what, _ in arm.faults())
+    if lost:
+        sentences.append(f"{_count(lost, 'reply', 'replies')} {'was' if lost == 1 else 'were'} left out: see Faults.")
+    return sentences
+
+
+def _outcome(arms: Sequence[Arm], metric: str | None) -> list[str]:
+    if metric is None:
+        return ["There are no labels to probe with, so there are no accuracies."]
+    last, base = arms[-1].result, _baseline(arms)
+    scores = last.scores(metric)
+    if not scores:
+        return []
+    words = f"Mean accuracy on {images_of(arms)} images ({metric_words(metric)}): {mean(scores):.1f} %"
+    pairs = [(last.score(c, metric), base.get(c, {}).get(metric)) for c in last.results["clients"]]
+    gains = [a - b for a, b in pairs if a is not None and b is not None]
+    if not gains:
+        return [words + "."]
+    than = "untrained" if len(arms) == 1 else arms[0].label
+    better = sum(gain > 0 for gain in gains)
+    return [f"{words}, {mean(gains):+.1f} points to {than}; better for {better} of {_count(len(gains), 'client')}."]
+
+
+def key_figures(arms: Sequence[Arm], metric: str | None) -> list[tuple[str, str, str]]:
+    """(style, figure, what it is) for the cards under the summary."""
+    cards = []
+    if metric:
+        if arms[-1].untrained:
+            cards.append((UNTRAINED, _percent(_column(arms[-1].untrained, metric)), "untrained"))
+        for arm in arms[-5:]:
+            cards.append((arm.style, _percent(arm.result.scores(metric)), arm.label if len(arms) > 1 else "trained"))
+    last = arms[-1]
+    up, down = (sum(_bytes(last, key).values()) for key in ("bytes_up", "bytes_down"))
+    cards.append(("", volume(up + down), "sent in all, both ways" + (f", {last.label}" if len(arms) > 1 else "")))
+    seconds = sum(value for _, value in last.server_series("seconds"))
+    return [*cards, ("", duration(seconds), "in rounds" + (f", {last.label}" if len(arms) > 1 else ""))]
+
+
+# --- accuracy --------------------------------------------------------------------------------------
+
+
+def accuracy(arms: Sequence[Arm], metric: str | None) -> Section:
+    title = "Each client: accuracy, and the classes it holds"
+    held = _holdings(arms)
+    if metric is None:
+        reason = "Nothing to probe: the images have no labels, or the run has not been evaluated."
+        blocks: list[Block] = [Figures(held, "large")] if held else []
+        return Section(
+            "accuracy", title, reason if held else f"{reason} Nor is it known who holds which classes.", blocks
+        )
+    last, base = arms[-1], _baseline(arms)
+    clients = [c for c in last.clients if any(arm.result.score(c, metric) is not None for arm in arms)]
+    marks = {client: _marks(arms, client, metric) for client in clients}
+    averages = [(UNTRAINED, _column(last.untrained, metric), "untrained")] if last.untrained else []
+    averages += [(arm.style, arm.result.scores(metric), arm.label) for arm in arms]
+    means = [(style, mean(values), f"mean, {label}: {mean(values):.1f}") for style, values, label in averages if values]
+    drawn = [(last.name(client), marks[client]) for client in clients[:MOST_DRAWN]]
+    words = f"accuracy (%), {metric_words(metric)}"
+    label = f"Accuracy of each client. {'; '.join(text for _, _, text in means)}."
+    drawing = svg.dot_plot([*drawn, ("mean over clients", means)], words, label)
+    evaluation = last.result.config.evaluation
+    given = f" with {evaluation.labels_per_class} labels per class" if evaluation.labels_per_class else ""
+    intro = f"On {images_of(arms)} images of every class; {metric_words(metric)}, on the frozen encoder{given}."
+    if len(clients) > MOST_DRAWN:
+        intro += f" The first {MOST_DRAWN} of {len(clients)} clients are drawn."
+    if not held:
+        intro += " Who holds which classes is not known here: participants brought their own images."
+    blocks = [
+        legend(arms, bool(last.untrained)),
+        Figures([Figure("Accuracy, client by client", drawing), *held], "large"),
+        _accuracy_table(arms, clients, base, metric),
+    ]
+    others = [name for name in metric_names(last.result) if name != metric]
+    if others:
+        blocks.append(Folded("Other probes", [_other_probes(arms, others)]))
+    blocks += _over_seeds(arms, metric)
+    return Section("accuracy", title, intro, blocks)
+
+
+def _holdings(arms: Sequence[Arm]) -> list[Figure]:
+    """Who holds how many images of which class; more than one figure only where runs were divided differently."""
+    divided: dict[str, Arm] = {}
+    for arm in reversed(arms):
+        if arm.result.facts.get("holdings"):
+            divided.setdefault(str(arm.result.facts["holdings"]), arm)
+    figures = []
+    for arm in divided.values():
+        counts, classes = arm.result.facts["holdings"], list(arm.result.facts.get("classes", []))
+        drawn = list(counts.items())[:MOST_DRAWN]
+        label = "Images of each class at each client. " + "; ".join(
+            f"{client}: {arm.result.holdings(client)}" for client in list(counts)[:12]
+        )
+        total = f"{sum(map(sum, counts.values())):,} images at {_count(len(counts), 'client')}"
+        note = f"{total}; a circle's area is the number of images. Labels only divide the clients: no loss reads them."
+        name = "Images of each class" + (f", {arm.label}" if len(divided) > 1 else "")
+        figures.append(Figure(name, svg.bubbles(drawn, classes, arm.style, label), note))
+    return figures
+
+
+def _marks(arms: Sequence[Arm], client: str, metric: str) -> list[tuple[str, float, str]]:
+    start = arms[-1].untrained.get(client, {}).get(metric)
+    marks = [] if start is None else [(UNTRAINED, start, f"{client}, untrained: {start:.1f}")]
+    for arm in arms:
+        value = arm.result.score(client, metric)
+        if value is not None:
+            marks.append((arm.style, value, f"{client}, {arm.label}: {value:.1f}"))
+    return marks
+
+
+def _accuracy_table(arms: Sequence[Arm], clients: list[str], base: Mapping[str, Any], metric: str) -> Rows:
+    last = arms[-1]
+    rows = []
+    for client in clients[:MOST_ROWS]:
+        score, start = last.result.score(client, metric), base.get(client, {}).get(metric)
+        parameters = last.models[client].get("parameters")
+        rows.append(
+            [
+                client,
+                last.encoder(client) or "-",
+                last.result.holdings(client) or "-",
+                f"{parameters:,}" if isinstance(parameters, int) else "-",
+                _figure(last.untrained.get(client, {}).get(metric)),
+                *[_figure(arm.result.score(client, metric)) for arm in arms],
+                "-" if score is None or start is None else f"{score - start:+.1f}",
+            ]
+        )
+    columns = [_column(last.untrained, metric), *[arm.result.scores(metric) for arm in arms]]
+    gains = [float(row[-1]) for row in rows if row[-1] != "-"]
+    foot = [["mean ± sd", "", "", "", *map(spread, columns), f"{mean(gains):+.1f}" if gains else "-"]]
+    for arm in arms:
+        shared = arm.result.results.get("global", {}).get(metric)
+        if shared is not None:
+            place = 5 + list(arms).index(arm)
+            row = ["one model for all", "", "", "", *["" for _ in range(len(arms) + 2)]]
+            row[place] = _figure(shared)
+            foot.append(row)
+    than = "difference to " + ("untrained" if len(arms) == 1 else arms[0].label)
+    names = ["trained"] if len(arms) == 1 else [arm.label for arm in arms]
+    head = ["client", "encoder", "holds", "parameters", "untrained", *names, than]
+    more = f"; the first {MOST_ROWS} of {len(clients)}" if len(clients) > MOST_ROWS else ""
+    return Rows(f"Accuracy in percent, {metric_words(metric)}{more}", head, rows, 3, foot)
+
+
+def _other_probes(arms: Sequence[Arm], metrics: Sequence[str]) -> Rows:
+    rows = [
+        [
+            metric_words(metric),
+            spread(_column(arms[-1].untrained, metric)),
+            *[spread(a.result.scores(metric)) for a in arms],
+        ]
+        for metric in metrics
+    ]
+    names = ["trained"] if len(arms) == 1 else [arm.label for arm in arms]
+    return Rows("Mean ± deviation over clients, percent", ["probe", "untrained", *names], rows)
+
+
+def _over_seeds(arms: Sequence[Arm], metric: str) -> list[Block]:
+    """Only where runs are repetitions of one another."""
+    results: list[Result] = [arm.result for arm in arms]
+    if len({r.settings for r in results}) == len(results):
+        return []
+    rows = [
+        [
+            row["run"],
+            ", ".join(map(str, row["seeds"])),
+            _figure(row["mean"]),
+            _figure(row["sd_over_seeds"]),
+            "-" if row["difference_to_first"] is None else f"{row['difference_to_first']:+.1f}",
+            "-" if row["interval"] is None else "{:+.1f} to {:+.1f}".format(*row["interval"]),
+        ]
+        for row in compare_rows(results, metric)
+    ]
+    head = ["settings", "seeds", "mean", "sd over seeds", "difference", "95 % interval"]
+    return [Rows("Over seeds: difference to the first on equal seeds, paired by client", head, rows, 2)]
+
+
+# --- over the rounds -------------------------------------------------------------------------------
+
+
+def curves(arms: Sequence[Arm], metric: str | None) -> Section:
+    figures = []
+    if metric:
+        figures += _curve(arms, f"validation:{metric}", f"validation accuracy (%), {metric_words(metric)}")
+    reported = sorted({key for arm in arms for key in arm.client_figures}, key=lambda k: ([*FIGURES, k].index(k), k))
+    for key in reported:
+        figures += _curve(arms, key, FIGURES.get(key, key.replace("_", " ")))
+    for key, words in SERVER_FIGURES.items():
+        points = [[(r, v, f"{arm.label}, round {r}: {v:.3g}") for r, v in arm.server_series(key)] for arm in arms]
+        lines = [svg.Line(arm.style, found) for arm, found in zip(arms, points, strict=True) if found]
+        if lines:
+            figures.append(Figure(words, svg.line_chart(lines, "round", f"{words} over the rounds")))
+    if not figures:
+        return Section("rounds", "Round by round", "No round has been finished yet.")
+    intro = "The line is the mean over clients, the band reaches from the lowest client to the highest."
+    if len(arms) == 1:
+        intro += " Thin lines are single clients."
+    return Section("rounds", "Round by round", intro, [legend(arms), Figures(figures[:12])])
+
+
+def _curve(arms: Sequence[Arm], key: str, title: str) -> list[Figure]:
+    lines, ends = [], []
+    for arm in arms:
+        series = arm.series(key)
+        by_round: dict[int, list[float]] = {}
+        for points in series.values():
+            for number, value in points:
+                by_round.setdefault(number, []).append(value)
+        if not any(value for values in by_round.values() for value in values):
+            continue  # a term that a method does not have is zero throughout
+        if len(arms) == 1 and 1 < len(series) <= 12:
+            lines += [svg.Line(f"{arm.style} thin", [(r, v, "") for r, v in points]) for points in series.values()]
+        ordered = sorted(by_round.items())
+        middle = [
+            (r, mean(v), f"{arm.label}, round {r}: {mean(v):.3g} ({min(v):.3g} to {max(v):.3g})") for r, v in ordered
+        ]
+        lines.append(svg.Line(arm.style, middle, [(r, min(v), max(v)) for r, v in ordered]))
+        ends.append(f"{arm.label} from {middle[0][1]:.3g} to {middle[-1][1]:.3g}")
+    drawing = svg.line_chart(lines, "round", f"{title} over the rounds: {'; '.join(ends)}.")
+    return [Figure(title, drawing)] if drawing else []
+
+
+# --- costs and faults ------------------------------------------------------------------------------
+
+
+def costs(arms: Sequence[Arm]) -> Section:
+    figures = [figure for figure in (_traffic(arms), _seconds(arms)) if figure.drawing]
+    head = ["run", "up", "down", "up per client and round", "rounds", "time in rounds", "median round"]
+    blocks: list[Block] = [Rows("Sent, and how long it took", head, [_cost_row(arm) for arm in arms])]
+    if figures:
+        blocks = [legend(arms), Figures(figures), *blocks]
+    last = arms[-1]
+    up, down = (_bytes(last, key) for key in ("bytes_up", "bytes_down"))
+    if any(up.values()) or any(down.values()):
+        table = [[c, volume(up.get(c, 0)), volume(down.get(c, 0))] for c in last.clients[:MOST_ROWS]]
+        blocks.append(Folded("Bytes of each client", [Rows(last.label, ["client", "up", "down"], table)]))
+    intro = "What is sent is counted as payload, without transport."
+    if all(arm.result.config.method in METHODS for arm in arms):
+        intro += " Weights and images stay where they are."
+    return Section("costs", "Bytes and time", intro, blocks)
+
+
+def _traffic(arms: Sequence[Arm]) -> Figure:
+    lines = []
+    for arm in arms:
+        for key, style, way in (("bytes_up", arm.style, "up"), ("bytes_down", f"{arm.style} dashed", "down")):
+            sums: dict[int, float] = {}
+            for points in arm.series(key).values():
+                for number, count in points:
+                    sums[number] = sums.get(number, 0.0) + count
+            if any(sums.values()):
+                named = [(r, b / 1e6, f"{arm.label}, round {r}, {way}: {volume(b)}") for r, b in sorted(sums.items())]
+                lines.append(svg.Line(style, named))
+    drawing = svg.line_chart(lines, "round", "Megabytes sent in each round by and to all clients")
+    return Figure("MB per round, all clients", drawing, "Solid: up to the server. Dashed: down to the clients.")
+
+
+def _seconds(arms: Sequence[Arm]) -> Figure:
+    lines = [
+        svg.Line(arm.style, [(r, s, f"{arm.label}, round {r}: {s:.1f} s") for r, s in arm.server_series("seconds")])
+        for arm in arms
+    ]
+    drawing = svg.line_chart(lines, "round", "Seconds that each round took")
+    return Figure("Seconds per round", drawing, "From broadcast to saved state, with the evaluation where one is due.")
+
+
+def _cost_row(arm: Arm) -> list[str]:
+    up, down = (sum(_bytes(arm, key).values()) for key in ("bytes_up", "bytes_down"))
+    replies = sum("bytes_up" in e for e in arm.of("client"))
+    trained = [seconds for number, seconds in arm.server_series("seconds") if number > 0]
+    return [
+        arm.label,
+        volume(up),
+        volume(down),
+        volume(up / replies) if replies else "-",
+        str(arm.rounds_done),
+        duration(sum(seconds for _, seconds in arm.server_series("seconds"))),
+        f"{median(trained):.1f} s" if trained else "-",
+    ]
+
+
+def faults(arms: Sequence[Arm]) -> Section:
+    title = "Faults and exclusions"
+    found = [(arm, fault) for arm in arms for fault in arm.faults()]
+    if not found:
+        return Section("faults", title, "None: every reply was used, nobody was away, nothing was warned of.")
+    rows = [[arm.label, str(number), who, what, without_folders(words)] for arm, (number, who, what, words) in found]
+    counts: dict[str, int] = {}
+    for _, (_, _, what, _) in found:
+        counts[what] = counts.get(what, 0) + 1
+    intro = "In all: " + ", ".join(f"{what} {number}" for what, number in counts.items()) + "."
+    if len(rows) > MOST_ROWS:
+        intro += f" The first {MOST_ROWS} of {len(rows)} are listed; events.jsonl has all."
+    head = ["run", "round", "who", "what", "why"]
+    return Section("faults", title, intro, [Rows("What happened, in order", head, rows[:MOST_ROWS], 5)])
+
+
+# --- how to repeat it ------------------------------------------------------------------------------
+
+
+def repeat(arms: Sequence[Arm]) -> Section:
+    blocks: list[Block] = []
+    differing = _differences(arms)
+    if differing:
+        blocks.append(Rows("Settings that differ", ["setting", *[arm.label for arm in arms]], differing, len(arms) + 1))
+    for arm in arms:
+        about = arm.folder.read_json("environment.json")
+        inner: list[Block] = [
+            Text("It was started with this command (absolute paths are cut to their last part):"),
+            Code(without_folders(str(about.get("command") or "not recorded"))),
+            Text("Or save these settings as settings.toml and start: hetero-ssfl run settings.toml"),
+            Code(without_folders(arm.result.config.to_toml())),
+            _versions(arm, about),
+        ]
+        blocks.append(Folded(f"{arm.label}: command, settings, versions, machine", inner))
+    intro = "Every random choice comes from the seed: the same settings and versions give the same bits."
+    return Section("repeat", "How to repeat it", intro, blocks)
+
+
+def _versions(arm: Arm, about: Mapping[str, Any]) -> Rows:
+    facts = {
+        "commit": about.get("commit") or "not from a checkout",
+        "Python": about.get("python"),
+        "machine": f"{about.get('platform')}, {about.get('cpus')} CPUs",
+        **(about.get("packages") or {}),
+        "RAD digest": arm.result.facts.get("rad_digest"),
+        "images skipped as unreadable": arm.result.facts.get("skipped_images", 0),
+    }
+    rows = [[str(key), str(value)] for key, value in facts.items() if value is not None]
+    return Rows("As written when the run began", ["what", "value"], rows, 2)
+
+
+def _differences(arms: Sequence[Arm]) -> list[list[str]]:
+    flat = [_flatten(arm.result.config.model_dump(mode="json")) for arm in arms]
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    return [
+        [key, *[without_folders(str(settings.get(key, "-"))) for settings in flat]]
+        for key in keys
+        if len({str(settings.get(key)) for settings in flat}) > 1
+    ]
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+# --- small things ----------------------------------------------------------------------------------
+
+
+def volume(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def _baseline(arms: Sequence[Arm]) -> Mapping[str, Mapping[str, float]]:
+    """What the last run is held against: the first one, or with one run its untrained encoders."""
+    return arms[-1].untrained if len(arms) == 1 else arms[0].result.results["clients"]
+
+
+def _column(scores: Mapping[str, Mapping[str, float]], metric: str) -> list[float]:
+    return [values[metric] for values in scores.values() if metric in values]
+
+
+def _bytes(arm: Arm, key: str) -> dict[str, float]:
+    return {client: sum(count for _, count in points) for client, points in arm.series(key).items()}
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _percent(values: list[float]) -> str:
+    return f"{mean(values):.1f} %" if values else "-"
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
