@@ -9,7 +9,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import torch
@@ -162,16 +162,15 @@ def _run_onnx(content: bytes) -> Run:
 
 @contextmanager
 def _without_noise() -> Iterator[None]:
-    """Exporters report on their own deprecations and on packages that nobody asked for."""
-    chatty = logging.getLogger("torch.onnx")
-    level = chatty.level
-    chatty.setLevel(logging.ERROR)
+    """Exporters tell of their own deprecations and of packages nobody asked for, and print graphs when they fail."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        chatty.setLevel(level)
+        logging.disable(before)
 
 
 def _line(error: Exception) -> str:
