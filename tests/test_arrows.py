@@ -6,13 +6,14 @@ from pathlib import Path
 import hetero_ssfl
 
 ROOT = Path(hetero_ssfl.__file__).parent
-BASE = {"errors", "config", "seeding"}
+BASE = {"errors", "config", "seeding", "plugins"}
 CORE = BASE | {"data", "models", "objectives", "consensus", "training", "methods"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
     "errors": set(),
     "seeding": set(),
+    "plugins": {"errors"},
     "config": {"errors"},
     "presets": set(),
     "data": BASE,
@@ -25,10 +26,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runs": BASE,
     "federation": CORE | {"__init__", "evaluation", "runs"},
     "report": BASE | {"consensus", "evaluation", "federation", "runs"},
-    "use": BASE | {"data", "models", "evaluation", "federation", "plugins", "runs"},
+    "use": BASE | {"data", "models", "evaluation", "federation", "plugins", "report", "runs"},
     "progress": set(),
     "doctor": set(),
     "deploy": BASE | {"progress"},
+    "api": CORE | {"federation", "report", "progress", "runs"},
     "demo": BASE | {"federation", "report", "progress", "runs"},
     "paper": BASE | {"federation", "report", "progress", "runs"},
     "costs": CORE | {"federation"},

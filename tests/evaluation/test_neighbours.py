@@ -1,11 +1,5 @@
-import base64
-import io
-
-import numpy as np
 import torch
-from PIL import Image
 
-from hetero_ssfl.data.png import png_data_uri
 from hetero_ssfl.evaluation.neighbours import nearest
 
 
@@ -24,13 +18,3 @@ def test_a_twin_is_found_where_the_query_is_left_out() -> None:
     assert rows[0, 0] == 0
     assert similarities[0, 0] == 1
     assert rows.shape == (1, 3)
-
-
-def test_a_picture_comes_back_from_its_uri() -> None:
-    for channels in (1, 3):
-        pixels = torch.randint(0, 256, (channels, 5, 7), dtype=torch.uint8)
-        head, _, body = png_data_uri(pixels).partition(",")
-        assert head == "data:image/png;base64"
-        with Image.open(io.BytesIO(base64.b64decode(body))) as picture:
-            array = np.asarray(picture)
-        assert np.array_equal(array[None] if channels == 1 else array.transpose(2, 0, 1), pixels.numpy())

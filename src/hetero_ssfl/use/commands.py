@@ -46,20 +46,21 @@ def embed(
       hetero-ssfl embed runs/a --client 2 --images photos -o features.parquet
       hetero-ssfl embed state/federations/ID/model --images scans.parquet -o features.npy
     """
-    from .embedding import check_output, save_features
+    from .embedding import check_output, open_images, save_features
     from .embedding import embed as embed_images
     from .models import find_model
 
     check_output(output)
     model = find_model(run, client)
-    found = embed_images(model, images, on_bad_image, Console(stderr=True, quiet=quiet), encoder)
+    total, pictures = open_images(model, images, on_bad_image)
+    found = embed_images([model.load(encoder)], pictures, total, Console(stderr=True, quiet=quiet))
     save_features(output, found, model)
-    count, width = found.features.shape
+    count, width = found.features[0].shape
     if as_json:
-        facts = {"file": str(output), "client": model.client, "images": count, "width": width, "skipped": found.skipped}
+        facts = {"file": str(output), "client": model.client, "images": count, "width": width, "skipped": total - count}
         print(json.dumps(facts, indent=2))
         return
-    skipped = f", {found.skipped} bad images skipped" if found.skipped else ""
+    skipped = f", {total - count} bad images skipped" if total > count else ""
     out.print(f"{count:,} images, {width} features each{skipped}: {escape(str(output))}")
 
 
@@ -96,3 +97,37 @@ def export(
         print(json.dumps({"file": str(file), "client": model.client, "format": to}, indent=2))
     else:
         out.print(f"{model.client}, {escape(model.card['encoder'])}: {escape(str(file))}")
+
+
+@app.command()
+def neighbours(
+    run: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="Where the page goes.")],
+    client: Annotated[str, typer.Option(help="Whose encoder: a number, a name, or `all`.")] = "all",
+    query: Annotated[
+        list[str] | None,
+        typer.Option(metavar="IMAGE|ROW", help="A file, a path below --images, or a number; repeat for more."),
+    ] = None,
+    images: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="What to search; by default the run's shared images (RAD).")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, max=200, help="How many nearest images.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Without --query, four random images are asked for.")] = 0,
+    encoder: Encoder = None,
+    on_bad_image: BadImage = "error",
+    quiet: Quiet = False,
+) -> None:
+    """Write a page of the images that encoders find most alike, to see what they learned.
+
+    One row per client, so that one sees how their encoders differ. The page is a single file that needs no network.
+
+    Examples:
+      hetero-ssfl neighbours runs/a -o neighbours.html
+      hetero-ssfl neighbours runs/a --client 2 --images photos --query cat.png -k 12 -o cats.html
+    """
+    from .models import find_models
+    from .neighbours import Search, write_page
+
+    search = Search(find_models(run, client), images, query or [], k, seed, on_bad_image, encoder)
+    write_page(search, output, Console(stderr=True, quiet=quiet))
+    out.print(f"page: {escape(str(output))}")

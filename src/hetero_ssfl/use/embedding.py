@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import DataConfig
 from ..data.streams import Placed, each_image
@@ -27,12 +27,11 @@ OnBad = Literal["error", "skip"]
 
 @dataclass(frozen=True)
 class Embedded:
-    """A feature vector for each image, and where that image is in its source."""
+    """Where each image is in its source, and its feature vectors by each of the encoders."""
 
     rows: list[int]
     paths: list[str | None]
-    features: Tensor
-    skipped: int
+    features: list[Tensor]
 
 
 def check_output(path: Path) -> None:
@@ -41,34 +40,31 @@ def check_output(path: Path) -> None:
         raise ConfigError(f"cannot write features into '{path}', expected a name that ends in {' or '.join(FORMATS)}.")
 
 
-def open_images(
-    model: ModelFolder, source: str, on_bad_image: OnBad, console: Console, text: str
-) -> tuple[int, Iterator[Placed]]:
-    """All images of a source in the shape that a model takes, with a bar that shows how far they are used up."""
+def open_images(model: ModelFolder, source: str, on_bad_image: OnBad = "error") -> tuple[int, Iterator[Placed]]:
+    """How many images a source has, and each in the shape that a model takes."""
     if not model.takes_images:
         raise ConfigError(
             f"{model.client}'s encoder takes inputs of shape {model.shape}, not images. Use it from Python."
         )
     takes = {"channels": model.shape[0], "side": model.shape[-1]}
-    settings = DataConfig.model_validate({"source": source, "on_bad_image": on_bad_image, **takes})
-    count, images = each_image(settings)
-    return count, iter(track(images, text, count, console=console, transient=True, disable=not console.is_terminal))
+    return each_image(DataConfig.model_validate({"source": source, "on_bad_image": on_bad_image, **takes}))
 
 
-def embed(model: ModelFolder, source: str, on_bad_image: OnBad, console: Console, spec: str | None = None) -> Embedded:
-    """All images of a source through one encoder, built from `spec` where its card cannot say how."""
-    count, images = open_images(model, source, on_bad_image, console, f"embedding with {model.client}")
-    encoder = model.load(spec)
+def embed(encoders: Sequence[nn.Module], images: Iterable[Placed], count: int, console: Console) -> Embedded:
+    """All images through each encoder; bad ones may be missing from the count."""
+    shown = track(images, "embedding", count, console=console, transient=True, disable=not console.is_terminal)
     rows: list[int] = []
     paths: list[str | None] = []
-    parts = []
-    for batch in _batches(images):
+    parts: list[list[Tensor]] = [[] for _ in encoders]
+    for batch in _batches(shown):
         rows += [image.row for image in batch]
         paths += [image.path for image in batch]
-        parts.append(extract_features(encoder, torch.stack([image.pixels for image in batch])))
+        pixels = torch.stack([image.pixels for image in batch])
+        for encoder, found in zip(encoders, parts, strict=True):
+            found.append(extract_features(encoder, pixels))
     if not rows:
-        raise DataError(f"'{source}' holds no readable images, expected at least one. Check --images.")
-    return Embedded(rows, paths, torch.cat(parts), count - len(rows))
+        raise DataError("there are no readable images, expected at least one. Check --images.")
+    return Embedded(rows, paths, [torch.cat(found) for found in parts])
 
 
 def _batches(images: Iterable[Placed]) -> Iterator[list[Placed]]:
@@ -79,7 +75,7 @@ def _batches(images: Iterable[Placed]) -> Iterator[list[Placed]]:
 
 def save_features(path: Path, found: Embedded, model: ModelFolder) -> None:
     """Parquet: columns row, path (empty in tables) and feature (a list of numbers). Numpy: the features alone."""
-    values = found.features.numpy()
+    values = found.features[0].numpy()
     if path.suffix == ".npy":
         import numpy as np
 

@@ -1,0 +1,161 @@
+"""A page of nearest images: what encoders find alike, each client's answer below the other's."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from ..data.streams import Placed
+from ..errors import ConfigError
+from ..evaluation import extract_features
+from ..evaluation.neighbours import nearest
+from ..report.looks import rad_of, thumbnail
+from ..runs import write_atomically
+from ..seeding import rng_for
+from .embedding import Embedded, OnBad, embed, open_images
+from .models import ModelFolder
+
+RANDOM_QUERIES = 4
+SIDE = 160  # pixels of a picture in the page, at most
+
+
+Answer = tuple[list[int], list[float]]  # places among the images that were embedded, and similarities
+
+
+@dataclass(frozen=True)
+class Search:
+    models: Sequence[ModelFolder]
+    source: str | None
+    """None is the RAD of the run."""
+    queries: Sequence[str]
+    """Row numbers, paths in the source, or files; none are chosen by the seed."""
+    k: int
+    seed: int
+    on_bad_image: OnBad = "error"
+    encoder: str | None = None
+
+    def open(self) -> tuple[int, Iterator[Placed]]:
+        model = self.models[0]  # all clients of a run see images alike
+        if self.source is not None:
+            return open_images(model, self.source, self.on_bad_image)
+        if model.run is None:
+            raise ConfigError(
+                f"'{model.path}' is a model without its run, so there is no RAD. Name --images to search."
+            )
+        if not model.takes_images:
+            raise ConfigError(f"the RAD of '{model.run.path}' holds no images, so there is nothing to show.")
+        pixels = rad_of(model.run)
+        return len(pixels), (Placed(row, None, image) for row, image in enumerate(pixels))
+
+
+@dataclass(frozen=True)
+class Query:
+    name: str
+    pixels: Tensor | None
+    """Of a file; what is among the images is found by its place."""
+    place: int | None
+
+
+def write_page(search: Search, output: Path, console: Console) -> None:
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"cannot write a page into '{output}', expected a name that ends in .html.")
+    count, images = search.open()
+    encoders = [model.load(search.encoder) for model in search.models]
+    found = embed(encoders, images, count, console)
+    if len(found.rows) < 2:
+        raise ConfigError("there is one image only, expected at least 2 to compare. Name more with --images.")
+    queries = _queries(search, found)
+    pairs = list(zip(encoders, found.features, strict=True))
+    answers = [[_answer(query, encoder, features, search.k) for encoder, features in pairs] for query in queries]
+    shown = {place for answer in answers for places, _ in answer for place in places}
+    shown |= {query.place for query in queries if query.place is not None}
+    pictures = _pictures(search, {found.rows[place] for place in shown})
+    write_atomically(output, _render(search, found, queries, answers, pictures).encode("utf-8", "replace"))
+
+
+def _answer(query: Query, encoder: nn.Module, features: Tensor, k: int) -> Answer:
+    place = query.place
+    if query.pixels is not None:  # a guest, put behind the others for as long as it asks
+        features, place = torch.cat([features, extract_features(encoder, query.pixels[None])]), len(features)
+    places, similarities = nearest(features, torch.tensor([place]), k)
+    return places[0].tolist(), similarities[0].tolist()
+
+
+def _queries(search: Search, found: Embedded) -> list[Query]:
+    if not search.queries:
+        order = torch.randperm(len(found.rows), generator=rng_for(search.seed, "neighbour queries"))
+        return [Query(_name(found, place), None, place) for place in sorted(order[:RANDOM_QUERIES].tolist())]
+    return [_query(search, text, found) for text in search.queries]
+
+
+def _query(search: Search, text: str, found: Embedded) -> Query:
+    if text.isdecimal() and int(text) in found.rows:
+        place = found.rows.index(int(text))
+        return Query(_name(found, place), None, place)
+    if text in found.paths:
+        return Query(text, None, found.paths.index(text))
+    if Path(text).is_file():
+        _, images = open_images(search.models[0], text)
+        return Query(text, next(images).pixels, None)
+    raise ConfigError(
+        f"there is no image '{text}' to ask for, expected a file, the path of one of the images, or a number from "
+        f"{found.rows[0]} to {found.rows[-1]}. Change --query."
+    )
+
+
+def _name(found: Embedded, place: int) -> str:
+    return found.paths[place] or f"image {found.rows[place]}"
+
+
+def _pictures(search: Search, rows: set[int]) -> dict[int, str]:
+    """A second pass, so that only what is shown is kept in memory."""
+    return {
+        image.row: thumbnail(image.pixels, SIDE) for image in _until(search.open()[1], max(rows)) if image.row in rows
+    }
+
+
+def _until(images: Iterable[Placed], last: int) -> Iterator[Placed]:
+    for image in images:
+        yield image
+        if image.row >= last:
+            return
+
+
+def _render(
+    search: Search,
+    found: Embedded,
+    queries: Sequence[Query],
+    answers: Sequence[Sequence[Answer]],
+    pictures: dict[int, str],
+) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    here = Path(__file__).parent
+    templates = FileSystemLoader([here / "templates", here.parent / "report" / "templates"])
+    environment = Environment(loader=templates, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+
+    def near(places: list[int], similarities: list[float]) -> list[dict[str, str]]:
+        return [
+            {"name": _name(found, place), "picture": pictures[found.rows[place]], "similarity": f"{value:.3f}"}
+            for place, value in zip(places, similarities, strict=True)
+        ]
+
+    shown: list[dict[str, Any]] = []
+    for query, answer in zip(queries, answers, strict=True):
+        clients = [
+            {"name": f"{model.client}, {model.card['encoder']}", "near": near(*one)}
+            for model, one in zip(search.models, answer, strict=True)
+        ]
+        picture = thumbnail(query.pixels, SIDE) if query.pixels is not None else pictures[found.rows[query.place or 0]]
+        shown.append({"name": query.name, "picture": picture, "clients": clients})
+    count = len(found.rows)
+    among = f"{count:,} shared images (RAD)" if search.source is None else f"{count:,} images of {search.source}"
+    intro = (
+        f"Among {among}: the {search.k} nearest to each query by cosine similarity of their features (1 is the same "
+        "direction), nearest first, as the encoders see them."
+    )
+    return environment.get_template("neighbours.html").render(title="Nearest images", intro=intro, queries=shown)
