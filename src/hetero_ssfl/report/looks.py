@@ -108,7 +108,7 @@ def plane(kernel: Tensor, kind: Map) -> tuple[list[tuple[float, float]], str]:
         return [(float(x), float(y)) for x, y in model.fit_transform(distance)], "t-SNE"
     values, vectors = torch.linalg.eigh(kernel)
     places = vectors[:, -2:].flip(1) * values[-2:].flip(0).clamp_min(0).sqrt()
-    places = places * torch.where(places.sum(0) + places.abs().max(0).values * 1e-6 < 0, -1.0, 1.0)
+    places = places * places.gather(0, places.abs().argmax(0, keepdim=True)).sign()  # else the solver's whim
     shares = (values / values.sum().clamp_min(1e-12)).tolist()
     words = f"PCA, the two directions carry {shares[-1]:.0%} and {shares[-2]:.0%} of the variation"
     return [(float(x), float(y)) for x, y in places.tolist()], words
@@ -118,11 +118,11 @@ def are_pictures(rad: Tensor) -> bool:
     return rad.dtype == torch.uint8 and rad.ndim == 4 and rad.shape[1] in (1, 3)
 
 
-def thumbnail(pixels: Tensor) -> str:
+def thumbnail(pixels: Tensor, side: int = THUMBNAIL) -> str:
     """One image (channels, height, width) as a data address: small ones exactly, larger ones as JPEG."""
     grid = pixels.permute(1, 2, 0).numpy()
     image = Image.fromarray(grid[:, :, 0] if grid.shape[2] == 1 else grid)
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    image.thumbnail((side, side))
     kind = "PNG" if max(pixels.shape[1:]) <= 16 else "JPEG"
     buffer = io.BytesIO()
     image.save(buffer, kind, quality=85, optimize=True)
