@@ -3,18 +3,25 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check bench install clean
+.PHONY: demo test check browser bench install clean
 
 demo: $(VENV)/.demo-ready  ## five unlike encoders learn together on embedded data (about 3 minutes)
 	$(BIN)/hetero-ssfl demo
 
-test: check  ## format, lint, types, import arrows, tests
+test: check browser  ## format, lint, types, import arrows, tests
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev-ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# For the tests that look at the report page; without a browser they are skipped.
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	{ [ "$$(id -u)" = 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
+	  --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 || \
+	echo "no Chromium, and it cannot be installed here: the tests that look at the report page will be skipped"
 
 BENCHMARKS := overhead training views consensus bytes server probe startup engines scale
 

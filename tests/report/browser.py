@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -11,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PATIENCE = 60  # seconds that an answer may take
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe"),
     *("--no-first-run", "--disable-dev-shm-usage", "--disable-quic", "--disable-sync"),
@@ -76,8 +78,9 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            part = os.read(self._in, 1 << 20)
-            assert part, "the browser ended"
+            ready, _, _ = select.select([self._in], [], [], PATIENCE)
+            part = os.read(self._in, 1 << 20) if ready else b""
+            assert part, "the browser ended or does not answer"
             self._buffer += part
         line, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(line)

@@ -1,10 +1,12 @@
 """What a page is made of. The template knows how each kind is written; nothing here draws or reads."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
 from markupsafe import Markup
+
+WORDS = range(0)  # for a table without figures
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,13 @@ class Figures:
 
 @dataclass(frozen=True)
 class Rows:
-    """A table. The first `words` columns are text, the others figures."""
+    """A table. `figures` names the columns that hold figures: all but the first."""
 
     kind: ClassVar[str] = "rows"
     caption: str | Markup
     head: Sequence[str]
     rows: Sequence[Sequence[str | Markup]]
-    words: int = 1
+    figures: Container[int] = range(1, 1000)
     foot: Sequence[Sequence[str]] = ()
 
 

@@ -13,14 +13,13 @@ from torch import Tensor
 from ..errors import HeteroSSFLError
 from . import svg
 from .arms import Arm, is_number, without_folders
-from .blocks import Block, Figure, Figures, Folded, Rows, Section, Text, Tiles
+from .blocks import WORDS, Block, Figure, Figures, Folded, Rows, Section, Text, Tiles
 from .looks import Look, Map, are_pictures, look, mean_off_diagonal, plane, rad_of, shown_rows, thumbnail
 from .sections import UNTRAINED, legend
 
 NEIGHBOURS = 5
 QUERIES = 4
 ON_A_MAP = 150
-ROUNDS_SHOWN = 5
 MOST_SHOWN = 8  # clients whose neighbours and maps are shown
 
 
@@ -114,21 +113,20 @@ def _likeness(arms: Sequence[Arm], views: Sequence[View], reasons: Sequence[str]
         rounds = [event for event in arm.of("kernels") if _is_matrix(event)]
         if not rounds:
             continue
-        steps = [rounds[k] for k in shown_rows(len(rounds), ROUNDS_SHOWN)]
+        most = 7 if len(rounds[-1]["clients"]) <= 12 else 3  # with the curve, one or two rows of four
         figures = [
-            _heat(e["mutual_cka"], [arm.name(str(n)) for n in e["clients"]], f"round {e['round']}") for e in steps
+            _heat(event["mutual_cka"], [arm.name(str(n)) for n in event["clients"]], f"round {event['round']}")
+            for event in (rounds[k] for k in shown_rows(len(rounds), most))
         ]
-        means = [(e["round"], mean_off_diagonal(e["mutual_cka"])) for e in rounds]
+        means = [(event["round"], mean_off_diagonal(event["mutual_cka"])) for event in rounds]
         line = [(r, value, f"{arm.label}, round {r}: {value:.3f}") for r, value in means if value is not None]
-        drawing = svg.line_chart([svg.Line(arm.style, line)], "round", "Mean mutual CKA of the clients over the rounds")
-        figures.append(Figure("mean over pairs of clients", drawing))
+        label = f"Mean mutual CKA of the clients over the rounds, {arm.label}"
+        curve = Figure("mean over pairs", svg.line_chart([svg.Line(arm.style, line)], "round", label, width=280))
         words = (
-            f"{arm.label}, over the rounds, from the kernels the clients sent (as they are aligned, so figures differ"
+            f"Over the rounds, {arm.label}: from the kernels that the clients sent. These are weighted as the alignment"
         )
-        blocks += [
-            Text(f"{words} from those of the plain features above)."),
-            Figures([f for f in figures if f.drawing], "small"),
-        ]
+        blocks.append(Text(f"{words} weights them, so their figures differ from those of the plain features above."))
+        blocks.append(Figures([*figures, curve] if curve.drawing else figures, "small"))
     sentences = [*reasons]
     if not blocks:
         sentences.append("There is nothing to compare.")
@@ -213,7 +211,7 @@ def _neighbours(views: Sequence[View], pictures: _Pictures, reasons: Sequence[st
                     _strip(near[view.look.names.index(client)][query].tolist(), pictures, client) if known else "-"
                 )
             rows.append(row)
-        blocks.append(Rows(_query(query, pictures), ["client", *[view.label for view in views]], rows, 1 + len(views)))
+        blocks.append(Rows(_query(query, pictures), ["client", *[view.label for view in views]], rows, WORDS))
     shared = [(view.label, view.look.shared_neighbours(NEIGHBOURS)) for view in views]
     figures = ", ".join(f"{label} {value:.1f}" for label, value in shared if value is not None)
     intro = (

@@ -5,10 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,7 +16,9 @@ BLUE, ORANGE, GREY = "#2a6f97", "#d1602a", "#8a8a8a"
 
 
 def subplots(*shape: int, figsize: tuple[float, float]) -> tuple[Figure, Any]:
-    return plt.subplots(*shape, figsize=figsize)
+    """Without pyplot, whose choice of a window or a notebook is the user's."""
+    figure = Figure(figsize=figsize)
+    return figure, figure.subplots(*shape)
 
 
 def curves(axes: Axes, runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> None:
@@ -85,6 +83,4 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(buffer, format=path.suffix.lstrip(".") or "png", dpi=150, bbox_inches="tight")
     except ValueError as error:
         raise ConfigError(f"cannot draw into '{path}': {error}. Let the name end in .png, .svg or .pdf.") from None
-    finally:
-        plt.close(figure)
     write_atomically(path, buffer.getvalue())

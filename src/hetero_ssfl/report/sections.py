@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from . import svg
 from .arms import Arm, without_folders
-from .blocks import Block, Code, Figure, Figures, Folded, Legend, Rows, Section, Text
+from .blocks import WORDS, Block, Code, Figure, Figures, Folded, Legend, Rows, Section, Text
 from .status import duration
 from .tables import Result, compare_rows, metric_names, spread
 
@@ -67,7 +67,8 @@ def summary(arms: Sequence[Arm], metric: str | None) -> list[str]:
     encoders = {last.encoder(client) for client in last.clients} - {""}
     who = f"{_count(len(last.clients), 'client')} with {_count(len(encoders), 'different encoder')}"
     data = f"images of {without_folders(config.data.source)}" if last.folder.simulated else "images of their own"
-    span = f"{_count(config.rounds, 'round')}, seed {config.seed}"
+    seeds = ", ".join(map(str, sorted({arm.result.config.seed for arm in arms})))
+    span = f"{_count(config.rounds, 'round')}, seed {seeds}"
     if len(arms) == 1:
         how = METHODS.get(config.method, f"trained with {config.method}").format(rad=config.rad.size)
         sentences = [f"{who} {how}. They trained on unlabeled {data} for {span}."]
@@ -95,14 +96,17 @@ def _outcome(arms: Sequence[Arm], metric: str | None) -> list[str]:
     scores = last.scores(metric)
     if not scores:
         return []
-    words = f"Mean accuracy on {images_of(arms)} images ({metric_words(metric)}): {mean(scores):.1f} %"
+    words = f"With {arms[-1].label} the" if len(arms) > 1 else "The"
+    words += f" mean accuracy is {mean(scores):.1f} % on {images_of(arms)} images ({metric_words(metric)})"
     pairs = [(last.score(c, metric), base.get(c, {}).get(metric)) for c in last.results["clients"]]
-    gains = [a - b for a, b in pairs if a is not None and b is not None]
-    if not gains:
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if not known:
         return [words + "."]
+    gain, start = mean(a - b for a, b in known), mean(b for _, b in known)
     than = "untrained" if len(arms) == 1 else arms[0].label
-    better = sum(gain > 0 for gain in gains)
-    return [f"{words}, {mean(gains):+.1f} points to {than}; better for {better} of {_count(len(gains), 'client')}."]
+    side, better = "below" if gain < 0 else "above", sum(a > b for a, b in known)
+    words += f", {abs(gain):.1f} points {side} {than} ({start:.1f} %)"
+    return [f"{words}; better for {better} of {_count(len(known), 'client')}."]
 
 
 def key_figures(arms: Sequence[Arm], metric: str | None) -> list[tuple[str, str, str]]:
@@ -197,32 +201,30 @@ def _accuracy_table(arms: Sequence[Arm], clients: list[str], base: Mapping[str, 
     for client in clients[:MOST_ROWS]:
         score, start = last.result.score(client, metric), base.get(client, {}).get(metric)
         parameters = last.models[client].get("parameters")
-        rows.append(
-            [
-                client,
-                last.encoder(client) or "-",
-                last.result.holdings(client) or "-",
-                f"{parameters:,}" if isinstance(parameters, int) else "-",
-                _figure(last.untrained.get(client, {}).get(metric)),
-                *[_figure(arm.result.score(client, metric)) for arm in arms],
-                "-" if score is None or start is None else f"{score - start:+.1f}",
-            ]
-        )
+        row = [
+            client,
+            _figure(last.untrained.get(client, {}).get(metric)),
+            *[_figure(arm.result.score(client, metric)) for arm in arms],
+            "-" if score is None or start is None else f"{score - start:+.1f}",
+            f"{parameters:,}" if isinstance(parameters, int) else "-",
+            last.result.holdings(client) or "-",
+            last.encoder(client) or "-",
+        ]
+        rows.append(row)
     columns = [_column(last.untrained, metric), *[arm.result.scores(metric) for arm in arms]]
-    gains = [float(row[-1]) for row in rows if row[-1] != "-"]
-    foot = [["mean ± sd", "", "", "", *map(spread, columns), f"{mean(gains):+.1f}" if gains else "-"]]
+    gains = [float(row[-4]) for row in rows if row[-4] != "-"]
+    foot = [["mean ± sd", *map(spread, columns), f"{mean(gains):+.1f}" if gains else "-", "", "", ""]]
     for arm in arms:
         shared = arm.result.results.get("global", {}).get(metric)
         if shared is not None:
-            place = 5 + list(arms).index(arm)
-            row = ["one model for all", "", "", "", *["" for _ in range(len(arms) + 2)]]
-            row[place] = _figure(shared)
-            foot.append(row)
+            others = ["" for _ in arms]
+            others[list(arms).index(arm)] = _figure(shared)
+            foot.append(["one model for all", "", *others, "", "", "", ""])
     than = "difference to " + ("untrained" if len(arms) == 1 else arms[0].label)
     names = ["trained"] if len(arms) == 1 else [arm.label for arm in arms]
-    head = ["client", "encoder", "holds", "parameters", "untrained", *names, than]
+    head = ["client", "untrained", *names, than, "parameters", "holds", "encoder"]
     more = f"; the first {MOST_ROWS} of {len(clients)}" if len(clients) > MOST_ROWS else ""
-    return Rows(f"Accuracy in percent, {metric_words(metric)}{more}", head, rows, 3, foot)
+    return Rows(f"Accuracy in percent, {metric_words(metric)}{more}", head, rows, range(1, len(arms) + 4), foot)
 
 
 def _other_probes(arms: Sequence[Arm], metrics: Sequence[str]) -> Rows:
@@ -255,7 +257,7 @@ def _over_seeds(arms: Sequence[Arm], metric: str) -> list[Block]:
         for row in compare_rows(results, metric)
     ]
     head = ["settings", "seeds", "mean", "sd over seeds", "difference", "95 % interval"]
-    return [Rows("Over seeds: difference to the first on equal seeds, paired by client", head, rows, 2)]
+    return [Rows("Over seeds: difference to the first on equal seeds, paired by client", head, rows, range(2, 6))]
 
 
 # --- over the rounds -------------------------------------------------------------------------------
@@ -272,13 +274,18 @@ def curves(arms: Sequence[Arm], metric: str | None) -> Section:
         points = [[(r, v, f"{arm.label}, round {r}: {v:.3g}") for r, v in arm.server_series(key)] for arm in arms]
         lines = [svg.Line(arm.style, found) for arm, found in zip(arms, points, strict=True) if found]
         if lines:
-            figures.append(Figure(words, svg.line_chart(lines, "round", f"{words} over the rounds")))
+            figures.append(Figure(words, svg.line_chart(lines, "round", f"{words} over the rounds", span=_span(arms))))
     if not figures:
         return Section("rounds", "Round by round", "No round has been finished yet.")
     intro = "The line is the mean over clients, the band reaches from the lowest client to the highest."
     if len(arms) == 1:
         intro += " Thin lines are single clients."
     return Section("rounds", "Round by round", intro, [legend(arms), Figures(figures[:12])])
+
+
+def _span(arms: Sequence[Arm]) -> tuple[int, int]:
+    """The same rounds under every curve."""
+    return 0, max(1, *(arm.rounds_done for arm in arms))
 
 
 def _curve(arms: Sequence[Arm], key: str, title: str) -> list[Figure]:
@@ -299,7 +306,7 @@ def _curve(arms: Sequence[Arm], key: str, title: str) -> list[Figure]:
         ]
         lines.append(svg.Line(arm.style, middle, [(r, min(v), max(v)) for r, v in ordered]))
         ends.append(f"{arm.label} from {middle[0][1]:.3g} to {middle[-1][1]:.3g}")
-    drawing = svg.line_chart(lines, "round", f"{title} over the rounds: {'; '.join(ends)}.")
+    drawing = svg.line_chart(lines, "round", f"{title} over the rounds: {'; '.join(ends)}.", span=_span(arms))
     return [Figure(title, drawing)] if drawing else []
 
 
@@ -375,7 +382,7 @@ def faults(arms: Sequence[Arm]) -> Section:
     if len(rows) > MOST_ROWS:
         intro += f" The first {MOST_ROWS} of {len(rows)} are listed; events.jsonl has all."
     head = ["run", "round", "who", "what", "why"]
-    return Section("faults", title, intro, [Rows("What happened, in order", head, rows[:MOST_ROWS], 5)])
+    return Section("faults", title, intro, [Rows("What happened, in order", head, rows[:MOST_ROWS], WORDS)])
 
 
 # --- how to repeat it ------------------------------------------------------------------------------
@@ -385,7 +392,7 @@ def repeat(arms: Sequence[Arm]) -> Section:
     blocks: list[Block] = []
     differing = _differences(arms)
     if differing:
-        blocks.append(Rows("Settings that differ", ["setting", *[arm.label for arm in arms]], differing, len(arms) + 1))
+        blocks.append(Rows("Settings that differ", ["setting", *[arm.label for arm in arms]], differing, WORDS))
     for arm in arms:
         about = arm.folder.read_json("environment.json")
         inner: list[Block] = [
@@ -410,7 +417,7 @@ def _versions(arm: Arm, about: Mapping[str, Any]) -> Rows:
         "images skipped as unreadable": arm.result.facts.get("skipped_images", 0),
     }
     rows = [[str(key), str(value)] for key, value in facts.items() if value is not None]
-    return Rows("As written when the run began", ["what", "value"], rows, 2)
+    return Rows("As written when the run began", ["what", "value"], rows, WORDS)
 
 
 def _differences(arms: Sequence[Arm]) -> list[list[str]]:

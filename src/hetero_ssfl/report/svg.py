@@ -12,6 +12,7 @@ from markupsafe import Markup
 WIDTH = 360  # about a phone's: text keeps its size there, and a wide screen shows several charts side by side
 LEFT, RIGHT, TOP, BOTTOM = 48, 12, 10, 38
 LARGEST = 1e30  # figures beyond this are not drawn: differences of larger ones overflow
+MOST_MARKS = 60
 VIRIDIS = ("440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779", "6ece58", "b5de2b", "fde725")
 
 
@@ -46,24 +47,31 @@ def mark(style: str, x: float, y: float, words: str) -> Markup:
         "M0,-4.8L4.4,3.4H-4.4z",
         "M0,-5L5,0L0,5L-5,0z",
     )
-    number = int(style[1:]) if style[1:].isdigit() else 0
+    number = int(style[1]) if style[1].isdigit() else 0
     where = f"translate({_short(x)} {_short(y)})"
     return tag("path", tag("title", words), d=shapes[number % len(shapes)], transform=where, class_=f"mark {style}")
 
 
-def line_chart(lines: Sequence[Line], x_label: str, label: str, log: bool = False, height: float = 220) -> Markup:
-    """Curves over rounds (or over anything that is counted)."""
+def line_chart(
+    lines: Sequence[Line],
+    x_label: str,
+    label: str,
+    log: bool = False,
+    span: tuple[float, float] | None = None,
+    width: float = WIDTH,
+) -> Markup:
+    """Curves over rounds (or over anything that is counted), at least over `span`."""
+    height = width * 0.61
     lines = [_drawable(line, log) for line in lines]
     xs = [x for line in lines for x, _, _ in line.points]
     ys = [y for line in lines for _, y, _ in line.points] + [y for line in lines for _, *b in line.band for y in b]
     if not xs:
         return Markup("")
-    across, up = _Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT), _Scale(min(ys), max(ys), height - BOTTOM, TOP, log)
-    parts = [
-        *_y_axis(up),
-        *_x_axis(across, height, whole=True),
-        _text(x_label, (LEFT + WIDTH) / 2, height - 4, "middle"),
-    ]
+    xs += span or ()
+    across = _Scale(min(xs), max(xs), LEFT, width - RIGHT)
+    up = _Scale(min(ys), max(ys), height - BOTTOM, TOP, log)
+    parts = [*_y_axis(up, across), *_x_axis(across, height, whole=True)]
+    parts.append(_text(x_label, (LEFT + width) / 2, height - 4, "middle"))
     for line in lines:
         if len(line.band) > 1:
             there = [(across(x), up(high)) for x, _, high in line.band]
@@ -71,9 +79,9 @@ def line_chart(lines: Sequence[Line], x_label: str, label: str, log: bool = Fals
             parts.append(tag("path", d=_path([*there, *back]) + "Z", class_=f"band {line.style}"))
     for line in lines:
         parts.append(tag("path", d=_path([(across(x), up(y)) for x, y, _ in line.points]), class_=f"line {line.style}"))
-        if "thin" not in line.style and len(line.points) <= 80:
-            parts += [mark(line.style.split()[0], across(x), up(y), words) for x, y, words in line.points if words]
-    return picture(WIDTH, height, label, *parts)
+        told = [point for point in line.points if point[2]]
+        parts += [mark(line.style, across(x), up(y), words) for x, y, words in told[:: 1 + len(told) // MOST_MARKS]]
+    return picture(width, height, label, *parts)
 
 
 def dot_plot(rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], x_label: str, label: str) -> Markup:
@@ -216,8 +224,9 @@ class _Scale:
 
     def ticks(self) -> list[float]:
         if self.log:
-            powers = range(math.ceil(self.low), math.floor(self.high) + 1)
-            return [10.0**k for k in powers][:: max(1, len(powers) // 4)]
+            powers = range(math.floor(self.low), math.floor(self.high) + 1)
+            steps = (1, 2, 5) if len(powers) <= 3 else (1,)
+            return [step * 10.0**k for k in powers for step in steps if self.low <= k + math.log10(step) <= self.high]
         return ticks(self.low, self.high)
 
 
@@ -229,12 +238,12 @@ def _drawable(line: Line, log: bool) -> Line:
     return Line(line.style, points, [(x, low, high) for x, low, high in line.band if good(low, high)])
 
 
-def _y_axis(up: _Scale) -> list[Markup]:
+def _y_axis(up: _Scale, across: _Scale) -> list[Markup]:
     parts = []
     for value in up.ticks():
         y = up(value)
-        parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
-        parts.append(_text(f"{value:g}", LEFT - 6, y + 4, "end"))
+        parts.append(tag("line", x1=across.start, x2=across.end, y1=y, y2=y, class_="grid"))
+        parts.append(_text(f"{value:g}", across.start - 6, y + 4, "end"))
     return parts
 
 

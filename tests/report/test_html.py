@@ -1,0 +1,501 @@
+"""The report page, from runs that were really trained and from folders made by hand; looked at in a real browser."""
+
+import base64
+import io
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from browser import CHROMIUM, Browser
+from PIL import Image
+from typer.testing import CliRunner
+
+from hetero_ssfl.cli import app
+from hetero_ssfl.config import load_config
+from hetero_ssfl.errors import ConfigError, RunError
+from hetero_ssfl.federation import start
+from hetero_ssfl.report import svg
+from hetero_ssfl.report.arms import read_arms, short_names, without_folders
+from hetero_ssfl.report.gallery import View, _maps, _neighbours, _Pictures
+from hetero_ssfl.report.looks import Look, plane, thumbnail
+from hetero_ssfl.report.page import render, write_report
+from hetero_ssfl.runs import RunFolder, save_tensors
+
+SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+HOSTILE = "<script>window.hit=1</script>\"'><img src=x onerror=window.hit=1>\ud800"
+SMALL = ["rounds=1", "evaluation.epochs=2", "evaluation.probes=['linear']"]
+
+
+class Page(HTMLParser):
+    """What is on a page: elements with their attributes, and words."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words += data + " "
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def make(path: Path, scores: dict[str, float], *overrides: str, **more: Any) -> Path:
+    """A finished run without encoders, as a server with participants elsewhere has it."""
+    folder = RunFolder.create(path, load_config("smoke", list(overrides)), lambda _: None)
+    folder.write_json("facts.json", {"rad_digest": "0" * 64, "skipped_images": 0, **more.get("facts", {})})
+    models = {name: {"encoder": more.get("encoder", "resnet8"), "parameters": 7} for name in scores}
+    clients = {name: {"linear_all": score} for name, score in scores.items()} if more.get("labels", True) else {}
+    folder.write_json("results.json", {"clients": clients, "models": models, "mean": {}, "untrained": {}})
+    names = list(scores)
+    events = [
+        {"event": "client", "round": 1, "client": n, "bytes_up": 5000, "bytes_down": 9, "loss_ssl": 1.0} for n in names
+    ]
+    events += [{"event": "round", "round": 1, "replies": len(names), "seconds": 2.0}]
+    folder.append_events(events + more.get("events", []))
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two tiny arms that were really trained."""
+    root = tmp_path_factory.mktemp("runs")
+    arms = {"alone": ["method=local"], "together": []}
+    return {
+        arm: start(load_config("smoke", [*SMALL, *settings]), root / arm, lambda _: None).path
+        for arm, settings in arms.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("pages")
+    hostile = make(
+        root / "runs" / "a<b>&'\"",
+        {HOSTILE: 50.0, "b": 40.0},
+        encoder=HOSTILE,
+        facts={"classes": [HOSTILE, "y"], "holdings": {HOSTILE: [3, 0], "b": [0, 2]}},
+        events=[
+            {"event": "client", "round": 1, "client": HOSTILE, "excluded": HOSTILE, HOSTILE: 3.0},
+            {"event": "kernels", "round": 1, "clients": [HOSTILE, "b"], "mutual_cka": [[1, 0.5], [0.5, 1]]},
+        ],
+    )
+    written = {"one": [runs["together"]], "several": [runs["alone"], runs["together"]], "hostile": [hostile]}
+    for name, paths in written.items():
+        write_report(paths, root / f"{name}.html")
+    return {name: root / f"{name}.html" for name in written}
+
+
+# --- what is on the page ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["one", "several", "hostile"])
+def test_a_page_is_one_file_that_asks_for_nothing(pages: dict[str, Path], name: str) -> None:
+    text = pages[name].read_text()
+    page = Page(text)
+    assert len(text) < 3_000_000
+    addresses = [
+        a[key] for _, a in page.elements for key in ("href", "src", "xlink:href", "srcset", "action") if key in a
+    ]
+    assert addresses
+    assert all(str(address).startswith(("#", "data:")) for address in addresses)
+    assert not page.all("script")
+    assert "url(" not in text
+    assert "@import" not in text
+    assert not re.search(r"(https?|file|ftp)://", text)
+
+
+@pytest.mark.parametrize("name", ["one", "several", "hostile"])
+def test_a_page_can_be_read_without_seeing_it(pages: dict[str, Path], name: str) -> None:
+    page = Page(pages[name].read_text())
+    assert page.all("html") == [{"lang": "en"}]
+    assert len(page.all("title")) > 1  # of the page, and of points in charts
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(b <= a + 1 for a, b in pairwise(levels))
+    drawings = [a for a in page.all("svg") if a.get("aria-hidden") != "true"]
+    assert all(a["role"] == "img" and len(a["aria-label"] or "") > 5 for a in drawings)
+    assert len(page.all("figure")) == len(page.all("figcaption"))
+    ids = [a["id"] for _, a in page.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    targets = {str(a["href"])[1:] for a in [*page.all("a"), *page.all("use")]}
+    assert targets <= set(ids)
+
+
+def test_one_run_shows_untrained_and_trained(pages: dict[str, Path], runs: dict[str, Path]) -> None:
+    page = Page(pages["one"].read_text())
+    results = json.loads((runs["together"] / "results.json").read_text())
+    for client, scores in results["clients"].items():
+        assert client in page.words
+        assert f" {scores['linear_all']:.1f} " in page.words
+        assert f" {results['untrained'][client]['linear_all']:.1f} " in page.words
+    assert "3 clients with 3 different encoders learned together" in page.words
+    assert "[alignment]" in page.words
+    assert "Python" in page.words
+
+
+def test_kernels_that_the_server_saw_are_drawn_for_each_round(pages: dict[str, Path]) -> None:
+    labels = [a.get("aria-label") or "" for a in Page(pages["several"].read_text()).all("svg")]
+    maps = [label for label in labels if label.startswith("Mutual CKA of 3 clients")]
+    assert [label.split(", ")[1].split(".")[0] for label in maps] == [
+        "untrained",
+        "alone",
+        "together",
+        "round 0",
+        "round 1",
+    ]
+    assert "Spectrum of the consensus, together" in labels
+
+
+def test_pictures_are_held_once_and_shown_often(pages: dict[str, Path]) -> None:
+    page = Page(pages["one"].read_text())
+    held = page.all("image")
+    assert 30 < len(held) <= 64
+    assert len(page.all("use")) > 5 * len(held)
+    nearest = [a for a in page.all("svg") if (a.get("aria-label") or "").startswith("nearest for client-000")]
+    assert len(nearest) == 2 * 4  # before and after, for each of four images
+
+
+def test_several_runs_are_compared_client_by_client(tmp_path: Path) -> None:
+    first = make(tmp_path / "alone", {"a": 10.0, "b": 20.0}, "method=local")
+    second = make(tmp_path / "together", {"a": 25.0, "b": 19.0})
+    words = Page(render([first, second])).words
+    assert "+15.0" in words
+    assert "-1.0" in words
+    assert "the mean accuracy is 22.0 %" in words
+    assert "7.0 points above alone (15.0 %); better for 1 of 2 clients" in words
+    assert re.search(r"method\s+local\s+hetero-ssfl", words)  # what differs between their settings
+
+
+def test_repetitions_are_put_together(tmp_path: Path) -> None:
+    paths = [make(tmp_path / f"seed{s}", {"a": 10.0 + 2 * s}, f"seed={s}") for s in (0, 1)]
+    words = Page(render(paths)).words
+    assert "Over seeds" in words
+    assert re.search(r"0, 1\s+11\.0\s+1\.4", words)
+
+
+def test_what_comes_from_others_stays_text(pages: dict[str, Path]) -> None:
+    page = Page(pages["hostile"].read_text())
+    assert not page.all("script")
+    assert not page.all("img")
+    assert not [a for _, a in page.elements if any(key.startswith("on") for key in a)]
+    shown = "<script>window.hit=1</script>\"'><img src=x onerror=window.hit=1>"
+    assert page.words.count(shown) >= 4
+
+
+def test_a_page_without_labels_says_so(tmp_path: Path) -> None:
+    words = Page(render([make(tmp_path / "a", {"x": 1.0}, labels=False)])).words
+    assert "There are no labels to probe with" in words
+    assert "Nothing to probe" in words
+    assert "None" not in words.replace("None: every reply", "")
+
+
+def test_faults_are_listed_with_their_reasons(tmp_path: Path) -> None:
+    events = [
+        {"event": "client", "round": 1, "client": "b", "excluded": "b sent NaN from /home/me/x/file.bin."},
+        {"event": "client", "round": 1, "client": "a", "warning": "features have collapsed"},
+        {"event": "round", "round": 1, "seconds": 1.0, "away": ["c", "d"]},
+    ]
+    words = Page(render([make(tmp_path / "a", {"a": 1.0, "b": 2.0}, events=events)])).words
+    assert "1 reply was left out" in words
+    assert "b sent NaN from file.bin." in words
+    assert "features have collapsed" in words
+    assert "c, d" in words
+    assert "In all: left out 1, warning 1, away 1." in words
+
+
+def test_encoders_elsewhere_cost_only_their_sections(tmp_path: Path) -> None:
+    words = Page(render([make(tmp_path / "server", {"a": 50.0})])).words
+    assert "on other machines" in words
+    assert "50.0" in words
+    assert str(tmp_path) not in words
+
+
+def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    evaluation = {"event": "evaluation", "round": 1, "split": "validation", "clients": {"a": {"linear_all": 61.5}}}
+    path = make(tmp_path / "a", {"a": 1.0}, events=[evaluation])
+    (path / "results.json").unlink()
+    words = Page(render([path])).words
+    assert "a is not finished: 1 of 2 rounds done." in words
+    assert "61.5 % on validation images" in words
+
+
+def test_a_new_run_without_a_single_event_has_a_page(tmp_path: Path) -> None:
+    path = make(tmp_path / "a", {"a": 1.0})
+    (path / "results.json").unlink()
+    (path / "events.jsonl").unlink()
+    assert "No round has been finished yet" in Page(render([path])).words
+
+
+def test_absurd_figures_are_left_out(tmp_path: Path) -> None:
+    events = [
+        {"event": "client", "round": r, "client": "a", "loss_ssl": v} for r, v in ((2, 1e308), (3, -1e308), (4, 1.5))
+    ]
+    text = render([make(tmp_path / "a", {"a": 1.0}, events=events)])
+    assert "nan" not in text
+    assert "inf" not in Page(text).words
+    assert "round 4: 1.5" in Page(text).words
+
+
+def test_what_is_no_picture_is_a_dot(tmp_path: Path, runs: dict[str, Path]) -> None:
+    path = make(tmp_path / "sensors", {"a": 1.0})
+    save_tensors(path / "rad.safetensors", {"pixels": torch.randn(20, 3, 50)})
+    (arm,) = read_arms([path])
+    view = View("trained", "c0", arm, Look(["a"], [torch.randn(20, 4)]))
+    pictures = _Pictures(arm)
+    drawing = str(_maps([view], pictures, "pca", []).blocks[0].figures[0].drawing)
+    assert drawing.count("<circle") == 20
+    assert "not images" in _neighbours([view], pictures, []).intro
+    assert not pictures.used
+
+
+# --- the encoders' looks ---------------------------------------------------------------------------
+
+
+def test_neighbours_are_those_in_the_same_direction() -> None:
+    angles = torch.tensor([0.0, 0.1, 3.0, 3.1, 1.5, 1.6])
+    features = torch.stack([angles.cos(), angles.sin()], 1)
+    look = Look(["a", "b"], [features, 5 * features @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]])])
+    assert [row[0] for row in look.neighbours(1)[0].tolist()] == [1, 0, 3, 2, 5, 4]
+    assert look.shared_neighbours(1) == 1.0
+    assert Look(["a", "b"], [features, features.flip(0)[[3, 0, 4, 1, 5, 2]]]).shared_neighbours(1) == 0.0
+    assert Look(["a"], [features]).shared_neighbours(1) is None
+
+
+def test_the_map_keeps_distances_of_plane_features() -> None:
+    torch.manual_seed(0)
+    features = torch.randn(30, 2).double()
+    centred = features - features.mean(0)
+    places, words = plane(centred @ centred.T, "pca")
+    there = torch.tensor(places).double()
+    assert torch.allclose(torch.cdist(there, there), torch.cdist(features, features))
+    assert sum(map(int, re.findall(r"(\d+)%", words))) == pytest.approx(100, abs=1)
+
+
+def test_tsne_keeps_two_heaps_apart() -> None:
+    torch.manual_seed(0)
+    features = torch.cat([torch.randn(15, 3), torch.randn(15, 3) + 20])
+    centred = features - features.mean(0)
+    places, words = plane((centred @ centred.T).double(), "tsne")
+    distance = torch.cdist(torch.tensor(places), torch.tensor(places)).fill_diagonal_(torch.inf)
+    assert words == "t-SNE"
+    assert all((row.argmin() < 15) == (k < 15) for k, row in enumerate(distance))
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 16, 16)])
+def test_small_images_are_kept_exactly(shape: tuple[int, int, int]) -> None:
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
+    content = base64.b64decode(thumbnail(pixels).partition("base64,")[2])
+    kept = torch.tensor(list(Image.open(io.BytesIO(content)).tobytes()), dtype=torch.uint8)
+    assert torch.equal(kept, pixels.permute(1, 2, 0).flatten())
+
+
+def test_large_images_stay_small() -> None:
+    assert len(thumbnail(torch.randint(0, 256, (3, 96, 96), dtype=torch.uint8))) < 4000
+
+
+# --- charts ----------------------------------------------------------------------------------------
+
+
+def test_a_curve_is_drawn_where_its_figures_are() -> None:
+    text = str(svg.line_chart([svg.Line("c0", [(0, 0.0, "low"), (1, 10.0, "high")])], "round", "words"))
+    (x0, y0), (x1, y1) = [tuple(map(float, found)) for found in re.findall(r"translate\(([\d.]+) ([\d.]+)\)", text)]
+    assert x0 < x1
+    assert y0 > y1  # SVG counts downwards
+    ticks = {float(v): float(y) for y, v in re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+)<', text)}
+    assert ticks[10] - 4 == pytest.approx(y1, abs=0.2)
+    assert ticks[0] - 4 == pytest.approx(y0, abs=0.2)
+
+
+def test_figures_in_a_heat_map_stand_out() -> None:
+    for value in torch.linspace(-0.1, 1.1, 101).tolist():
+        bright = svg.luminance(svg.ramp(value))
+        assert max(1.05 / (bright + 0.05), (bright + 0.05) / 0.05) >= 4.5
+    text = str(svg.heat_map([[1.0, 0.0], [0.0, 1.0]], ["a", "b"], "words"))
+    assert text.count("cell black") == 2
+    assert text.count("cell white") == 2
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 6), (52.1, 97.3), (-1e-5, 2e-5), (3, 3.0001)])
+def test_ticks_are_few_and_inside(low: float, high: float) -> None:
+    found = svg.ticks(low, high)
+    assert 2 <= len(found) <= 7
+    assert all(low - 1e-9 <= value <= high + 1e-9 for value in found)
+
+
+# --- names, paths, the command ---------------------------------------------------------------------
+
+
+def test_runs_are_called_by_what_tells_them_apart() -> None:
+    assert short_names([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
+    assert short_names([Path("/x/s0/a"), Path("/x/s1/a")]) == ["s0/a", "s1/a"]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("run --run-dir /home/me/runs/a -q", "run --run-dir a -q"),
+        ("source = '/data/me/images'", "source = 'images'"),
+        ("hub id owner/name, 3/4, ./a/b", "hub id owner/name, 3/4, ./a/b"),
+    ],
+)
+def test_absolute_paths_are_cut(given: str, kept: str) -> None:
+    assert without_folders(given) == kept
+
+
+def test_the_command_writes_a_page(runs: dict[str, Path], tmp_path: Path) -> None:
+    output = tmp_path / "deep" / "a.html"
+    done = CliRunner().invoke(app, ["report", str(runs["together"]), "-o", str(output), "--map", "tsne"])
+    assert done.exit_code == 0, done.output
+    assert "t-SNE" in output.read_text()
+    assert str(runs["together"].parent) not in output.read_text()
+
+
+def test_wrong_input_is_one_sentence(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must end in \.html"):
+        write_report([runs["together"]], tmp_path / "a.pdf")
+    with pytest.raises(RunError, match="is not a run folder"):
+        write_report([tmp_path / "nothing"], tmp_path / "a.html")
+    with pytest.raises(RunError, match="named twice"):
+        write_report([runs["together"], runs["together"]], tmp_path / "a.html")
+    assert not list(tmp_path.glob("*.html"))
+
+
+# --- in a real browser -----------------------------------------------------------------------------
+
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="Chromium is not installed: `make browser` does that as root"
+)
+
+OPEN_ALL = "document.querySelectorAll('details').forEach(d => d.open = true)"
+CONTRASTS = """(() => {
+  const parse = c => (c.match(/[\\d.]+/g) || []).map(Number);
+  const luminance = c => c.slice(0, 3).map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const opaque = c => c.length === 3 || (c.length > 3 && c[3] > 0.99);
+  const behind = (x, y) => {
+    for (const other of document.elementsFromPoint(x, y)) {
+      const style = getComputedStyle(other);
+      const inside = other instanceof SVGElement && other.tagName !== 'svg';
+      const colour = parse(inside ? style.fill : style.backgroundColor);
+      if ((!inside || other.tagName === 'rect') && opaque(colour)) return colour;
+    }
+    return parse(getComputedStyle(document.body).backgroundColor);
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, element = node.parentElement;
+    if (!node.textContent.trim() || element.tagName === 'title') continue;
+    const range = document.createRange(); range.selectNodeContents(node);
+    const box = range.getClientRects()[0];
+    if (!box || box.right > innerWidth || box.left < 0) continue;
+    const style = getComputedStyle(element);
+    const ink = parse(element instanceof SVGElement ? style.fill : style.color);
+    const ground = behind(box.left + box.width / 2, box.top + box.height / 2);
+    const [a, b] = [luminance(ink), luminance(ground)].sort((p, q) => q - p);
+    found.push([(a + 0.05) / (b + 0.05), node.textContent.trim().slice(0, 40)]);
+  }
+  return found;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as found:
+        yield found
+
+
+@needs_browser
+@pytest.mark.parametrize("name", ["one", "several", "hostile"])
+def test_the_browser_has_nothing_to_say_and_nothing_to_fetch(
+    browser: Browser, pages: dict[str, Path], name: str
+) -> None:
+    browser.open(pages[name])
+    said = browser.said("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+    assert not said
+    assert not browser.said("Page.javascriptDialogOpening")
+    fetched = [found["request"]["url"] for found in browser.said("Network.requestWillBeSent")]
+    assert [url for url in fetched if not url.startswith("data:")] == [pages[name].as_uri()]
+    assert browser.evaluate("window.hit === undefined")
+
+
+@needs_browser
+def test_the_browser_would_have_noticed(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "bad.html"
+    page.write_text(
+        "<script>console.error('x'); window.hit = 1; nothing()</script><img src='http://127.0.0.1:9/x.png'>"
+    )
+    browser.open(page)
+    assert browser.said("Runtime.consoleAPICalled")
+    assert browser.said("Runtime.exceptionThrown")
+    assert any("127.0.0.1" in found["request"]["url"] for found in browser.said("Network.requestWillBeSent"))
+    assert not browser.evaluate("window.hit === undefined")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 375])
+@pytest.mark.parametrize("name", ["one", "several", "hostile"])
+def test_every_drawing_is_there_and_the_page_fits(
+    browser: Browser, pages: dict[str, Path], name: str, width: int
+) -> None:
+    browser.open(pages[name], width)
+    browser.evaluate(OPEN_ALL)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    sizes = browser.evaluate(
+        "[...document.querySelectorAll('svg[role=img], svg[role=img] use')]"
+        ".map(e => e.getBoundingClientRect()).map(b => [b.width, b.height])"
+    )
+    assert len(sizes) > (4 if name == "hostile" else 200)
+    assert all(w >= 5 and h >= 5 for w, h in sizes)
+    figures = browser.evaluate("[...document.querySelectorAll('figure svg')].map(e => e.getBoundingClientRect().width)")
+    assert min(figures) > 200
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("name", ["several", "hostile"])
+def test_all_words_stand_out(browser: Browser, pages: dict[str, Path], name: str, dark: bool) -> None:
+    browser.open(pages[name], dark=dark)
+    browser.evaluate(OPEN_ALL)
+    browser.resize(1280, browser.evaluate("document.documentElement.scrollHeight"))
+    found = browser.evaluate(CONTRASTS)
+    assert len(found) > 100
+    assert not [(ratio, words) for ratio, words in found if ratio < 4.5]
+
+
+@needs_browser
+def test_plots_follow_light_and_dark(browser: Browser, pages: dict[str, Path]) -> None:
+    script = """['body', '.chart text', '.line.c0', '.mark.c1', '.card', '.plane'].map(name => {
+        const style = getComputedStyle(document.querySelector(name));
+        return [style.backgroundColor, style.fill, style.stroke].join();
+    })"""
+    seen = []
+    for dark in (False, True):
+        browser.open(pages["several"], dark=dark)
+        seen.append(browser.evaluate(script))
+    assert all(light != dark for light, dark in zip(*seen, strict=True))
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (375, False), (375, True)])
+def test_a_screenshot_is_kept(browser: Browser, pages: dict[str, Path], width: int, dark: bool) -> None:
+    browser.open(pages["several"], width, dark=dark)
+    browser.resize(width, browser.evaluate("document.documentElement.scrollHeight"))
+    path = SCREENSHOTS / f"report-{width}-{'dark' if dark else 'light'}.png"
+    browser.screenshot(path)
+    image = Image.open(path).convert("RGB")
+    assert image.width == width
+    assert len(image.getcolors(1 << 24) or []) > 200
+    assert (sum(image.getpixel((2, 2))) < 128) == dark
