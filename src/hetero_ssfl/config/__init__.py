@@ -16,6 +16,7 @@ from .schema import (
     RadConfig,
     Section,
     SslConfig,
+    TrackingConfig,
     ViewsConfig,
     as_model,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "RadConfig",
     "Section",
     "SslConfig",
+    "TrackingConfig",
     "ViewsConfig",
     "as_model",
     "load_config",

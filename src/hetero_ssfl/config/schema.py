@@ -243,6 +243,13 @@ class EngineConfig(Section):
     """Messages beyond this size are refused."""
 
 
+class TrackingConfig(Section):
+    """Other programs that look on."""
+
+    tensorboard: bool = False
+    """Also write all figures to RUN/tensorboard (`pip install hetero-ssfl[tensorboard]`)."""
+
+
 class Config(Section):
     name: str = "run"
     seed: NonNegativeInt = 0
@@ -260,6 +267,7 @@ class Config(Section):
     averaging: AveragingConfig = AveragingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
     def _possible(self) -> "Config":

@@ -20,6 +20,7 @@ from .nodes import Event
 from .server_app import Server
 from .simulated import set_up_for_nodes
 from .status import reporting
+from .tensorboard import check_tracking, tracking
 
 log = logging.getLogger(__name__)
 server_app = ServerApp()
@@ -39,6 +40,7 @@ def serve(grid: Grid, config_path: Path, run_dir: Path) -> None:
     """Start the run, or go on with it."""
     config = load_config(str(config_path))
     method_for(config)
+    check_tracking(config)
     if not (run_dir / "config.toml").exists():
         RunFolder.create(run_dir, config, set_up_for_nodes(config).write)
     folder = RunFolder.open(run_dir)
@@ -46,7 +48,7 @@ def serve(grid: Grid, config_path: Path, run_dir: Path) -> None:
         log.warning("%s has changed since the run began; the run keeps the settings it began with", config_path)
     with folder.lock(), torch_threads(folder.config.engine.threads):
         if not folder.finished:
-            Server(grid, folder, folder.config, reporting(folder, log_event)).run()
+            Server(grid, folder, folder.config, reporting(folder, tracking(folder, log_event))).run()
 
 
 def log_event(event: Event) -> None:

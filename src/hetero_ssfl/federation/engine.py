@@ -23,12 +23,14 @@ from .participant import Participant, evaluate
 from .server_app import Server
 from .simulated import client_name, open_site, set_up, set_up_for_nodes
 from .status import reporting
+from .tensorboard import check_tracking, tracking
 
 
 def start(config: Config, run_dir: Path, listen: Listener, nodes: Sequence[Path] = ()) -> RunFolder:
     """Create the run folder and run to the end; with `nodes`, each a settings file, participants bring their own."""
     RunFolder(run_dir).must_be_free()
     method_for(config)
+    check_tracking(config)
     for path in nodes:
         read_node(path)
     if config.engine.kind == "in-process":
@@ -57,7 +59,7 @@ def resume(folder: RunFolder, listen: Listener) -> RunFolder:
             return folder
 
         def serve(grid: Grid) -> None:
-            Server(grid, folder, config, reporting(folder, listen)).run()
+            Server(grid, folder, config, reporting(folder, tracking(folder, listen))).run()
 
         if config.engine.kind == "simulation":
             from .simulation import simulate

@@ -9,7 +9,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from ..config import Config, EngineConfig
+from ..config import Config, EngineConfig, TrackingConfig
 from ..errors import RunError
 from ..runs import RunFolder
 
@@ -34,8 +34,8 @@ class Result:
 
     @property
     def settings(self) -> Config:
-        """What makes runs repetitions of one another: everything but the seed and where they ran."""
-        return self.config.model_copy(update={"seed": 0, "engine": EngineConfig()})
+        """What makes runs repetitions of one another: everything but the seed, where they ran and who looked on."""
+        return self.config.model_copy(update={"seed": 0, "engine": EngineConfig(), "tracking": TrackingConfig()})
 
     def score(self, client: str, metric: str) -> float | None:
         value: float | None = self.results["clients"].get(client, {}).get(metric)
