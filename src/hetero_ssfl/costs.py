@@ -12,7 +12,7 @@ from .config import ClientsConfig, Config, ModelConfig, OptimConfig, SslConfig
 from .data import Images, load_images, split_training_images, to_input
 from .federation.engine import torch_threads
 from .federation.records import content_size, pack
-from .methods import METHODS, Broadcast, method_for
+from .methods import Broadcast, method_class, method_for
 from .methods.averaging import FedBYOL, shared_weights
 from .models import Learner, build_learner, count_parameters
 from .training import Client
@@ -27,7 +27,7 @@ def costs_of(name: str, config: Config) -> dict[str, Any]:
     images = _images(config)
     split = split_training_images(config, images)
     channels, side = images.pixels.shape[1:3]
-    classes = len(images.classes) if METHODS[config.method].needs_labels else None
+    classes = len(images.classes) if method_class(config.method).needs_labels else None
     models = []
     for number in range(min(len(config.clients.models), config.clients.count)):
         # Measured first, on networks of its own: two models of this size at once would not fit the bound of a dry run.

@@ -222,10 +222,10 @@ def test_the_dry_run_leaves_the_mode_as_it_was():
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("my_encoders:Pair", "maps 2 images to a tuple, expected a tensor of shape (2, width). Pool or flatten"),
+        ("my_encoders:Pair", "maps a batch of 2 to a tuple, expected a tensor of shape (2, width). Return its"),
         (
             "torch.nn:Identity",
-            "maps 2 images to a tensor of shape (2, 3, 16, 16), expected a tensor of shape (2, width)",
+            "maps a batch of 2 to a tensor of shape (2, 3, 16, 16), expected a tensor of shape (2, width)",
         ),
         ("torch.nn:Flatten(start_dim=0)", "a tensor of shape (1536,)"),
         ("my_encoders:Moody", "fails on images of shape (3, 16, 16): 'not today'"),

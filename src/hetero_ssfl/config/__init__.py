@@ -1,6 +1,6 @@
 """A run's settings: what they are (schema.py) and how they are read (reading.py)."""
 
-from .reading import load_config, parse_config, preset_names, validate
+from .reading import load_config, parse_config, preset_names, validate, with_settings
 from .schema import (
     AlignmentConfig,
     AveragingConfig,
@@ -43,4 +43,5 @@ __all__ = [
     "parse_config",
     "preset_names",
     "validate",
+    "with_settings",
 ]

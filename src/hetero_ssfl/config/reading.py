@@ -6,7 +6,7 @@ training.
 
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,6 +56,14 @@ def load_config(preset_or_path: str, overrides: Iterable[str] = ()) -> Config:
     return parse_config(text, overrides, str(path))
 
 
+def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
+    """A config with some values changed, by the keys that `--set` knows: {"alignment.mu": 4}."""
+    values = config.model_dump(mode="json")
+    for key, value in settings.items():
+        _assign(values, key, value)
+    return validate(values, Config)
+
+
 def preset_names() -> list[str]:
     folder = resources.files(PRESETS)
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
@@ -73,15 +81,20 @@ def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"override '{override}' has no '=', expected key=value such as alignment.mu=2.")
-    *parents, leaf = key.strip().split(".")
+    try:
+        value = tomllib.loads(f"x = {text.strip()}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word, so that nobody has to quote twice in a shell
+    _assign(values, key.strip(), value)
+
+
+def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+    *parents, leaf = key.split(".")
     for parent in parents:
         values = values.setdefault(parent, {})
         if not isinstance(values, dict):
-            raise ConfigError(f"override '{override}' goes below '{parent}', which is a value. Shorten the key.")
-    try:
-        values[leaf] = tomllib.loads(f"x = {text.strip()}")["x"]
-    except tomllib.TOMLDecodeError:
-        values[leaf] = text.strip()  # a bare word, so that nobody has to quote twice in a shell
+            raise ConfigError(f"override '{key}={value}' goes below '{parent}', which is a value. Shorten the key.")
+    values[leaf] = value
 
 
 def _explain(error: ValidationError, kind: type[Section]) -> str:

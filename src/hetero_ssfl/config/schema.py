@@ -1,9 +1,11 @@
 """One frozen, validated description of a run. Every choice the paper leaves open is a value here."""
 
+import re
 from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -17,6 +19,18 @@ from pydantic import (
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Layer = Literal["encoder", "projector", "predictor"]
+
+
+def named_code(*known: str) -> AfterValidator:
+    """One of the known names, or the user's own callable by name."""
+
+    def check(value: str) -> str:
+        if value not in known and not re.fullmatch(r"[\w.]+:[\w.-]+", value):
+            choices = f"{', '.join(known)} or " if known else ""
+            raise ValueError(f"should be {choices}package.module:callable")
+        return value
+
+    return AfterValidator(check)
 
 
 class Section(BaseModel):
@@ -128,6 +142,8 @@ class ViewsConfig(Section):
     grayscale: Share = 0.2
     blur: Share = 0.0
     solarize: Share = 0.0
+    function: Annotated[str, named_code()] | None = None
+    """Your own views instead, as `package.module:callable`: (batch, generator) -> batch."""
 
 
 class AlignmentConfig(Section):
@@ -144,7 +160,8 @@ class AlignmentConfig(Section):
     """Add the term at every step, or once per local epoch as in Algorithm 1."""
     estimator: Literal["biased", "debiased"] = "biased"
     """Of CKA; the debiased one is near 0 for unrelated features, whatever their width."""
-    kernel: Literal["linear", "rbf", "polynomial"] = "linear"
+    kernel: Annotated[str, named_code("linear", "rbf", "polynomial")] = "linear"
+    """Or your own, as `package.module:callable`: (a, b) -> K between all rows of a and b."""
     bandwidth: PositiveFloat = 1.0
     """RBF: in units of the root mean squared distance between rows."""
     degree: PositiveInt = 2

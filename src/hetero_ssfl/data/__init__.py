@@ -1,20 +1,28 @@
 """Images, who holds which, and the views that train on them."""
 
+from .given import Data, agree_on_classes, joined, read_given, read_with_test
 from .images import Images, digest, load_images
 from .partition import assign_classes, partition
 from .splits import Split, load_rad, load_rad_alone, split_training_images
-from .views import random_view, to_input
+from .views import MEAN, STD, random_view, to_input
 
 __all__ = [
+    "MEAN",
+    "STD",
+    "Data",
     "Images",
     "Split",
+    "agree_on_classes",
     "assign_classes",
     "digest",
+    "joined",
     "load_images",
     "load_rad",
     "load_rad_alone",
     "partition",
     "random_view",
+    "read_given",
+    "read_with_test",
     "split_training_images",
     "to_input",
 ]

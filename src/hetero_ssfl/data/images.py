@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from torch import Tensor
 from ..config import DataConfig
 from ..errors import DataError
 from .sources import Rows, Split, fixed_fifth, locate, open_rows
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 log = logging.getLogger(__name__)
 
@@ -204,16 +207,24 @@ def decode_image(encoded: Any, side: int | None, channels: int | None) -> tuple[
     """Bytes or a path as uint8 (channels, side, side), and the channels; ValueError and its kin where that fails."""
     import io
 
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     if encoded is None:
         raise ValueError("is missing")
     stream = io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded
     with Image.open(stream) as file:
-        if channels is None:
-            channels = 1 if file.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
-        picture = file.convert("L" if channels == 1 else "RGB")
-        if side and picture.size != (side, side):
-            picture = ImageOps.fit(picture, (side, side), Image.Resampling.BICUBIC)
-        array = np.asarray(picture, dtype=np.uint8)
+        return fit_image(file, side, channels)
+
+
+def fit_image(image: "Image", side: int | None, channels: int | None) -> tuple[np.ndarray, int]:
+    """A PIL image as uint8 (channels, side, side), cropped and resized where a side is asked for."""
+    from PIL import ImageOps
+    from PIL.Image import Resampling
+
+    if channels is None:
+        channels = 1 if image.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
+    picture = image.convert("L" if channels == 1 else "RGB")
+    if side and picture.size != (side, side):
+        picture = ImageOps.fit(picture, (side, side), Resampling.BICUBIC)
+    array = np.asarray(picture, dtype=np.uint8)
     return np.ascontiguousarray(array[None] if channels == 1 else array.transpose(2, 0, 1)), channels

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from ..config import ViewsConfig
+from ..errors import ConfigError
+from ..plugins import find
 
 MEAN, STD = 0.5, 0.25  # the same for every client and data set, so that nothing about private data is shared
 
@@ -37,13 +39,17 @@ class _Draw:
         return (torch.rand(self.n, generator=self.rng) < probability).to(self.device)
 
 
-def to_input(pixels: Tensor) -> Tensor:
-    """uint8 pixels as network input, unchanged otherwise."""
-    return pixels.float().div_(255.0).sub_(MEAN).div_(STD).contiguous(memory_format=torch.channels_last)
+def to_input(data: Tensor) -> Tensor:
+    """uint8 pixels as network input; anything else is network input already."""
+    if data.dtype != torch.uint8:
+        return data
+    return data.float().div_(255.0).sub_(MEAN).div_(STD).contiguous(memory_format=torch.channels_last)
 
 
 def random_view(pixels: Tensor, config: ViewsConfig, rng: Generator) -> Tensor:
     """One random view of each uint8 image, as network input, made where the pixels are."""
+    if config.function:
+        return own_view(pixels, config.function, rng)
     draw = _Draw(len(pixels), rng, pixels.device)
     view = pixels.float().div_(255.0)
     theta = _affine_maps(config, draw)
@@ -60,6 +66,19 @@ def random_view(pixels: Tensor, config: ViewsConfig, rng: Generator) -> Tensor:
         flipped = torch.where(view >= 0.5, 1 - view, view)
         view = torch.where(draw.chosen(config.solarize)[:, None, None, None], flipped, view)
     return view.sub_(MEAN).div_(STD).contiguous(memory_format=torch.channels_last)
+
+
+def own_view(data: Tensor, spec: str, rng: Generator) -> Tensor:
+    """The user's own views. Images come to it in [0, 1] and are made network input afterwards; all else as it is."""
+    is_image = data.dtype == torch.uint8
+    view = find(spec, "views.function")(data.float().div_(255.0) if is_image else data.clone(), rng)
+    if not isinstance(view, Tensor) or len(view) != len(data):
+        got = f"{len(view)} rows" if isinstance(view, Tensor) else f"a {type(view).__name__}"
+        raise ConfigError(
+            f"views.function = '{spec}' made {got} of a batch of {len(data)}, expected a tensor with as many rows. "
+            "Return one view of each."
+        )
+    return (view - MEAN).div_(STD).contiguous(memory_format=torch.channels_last) if is_image else view
 
 
 def _affine_maps(config: ViewsConfig, draw: _Draw) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from pathlib import Path
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 from ..config import Config, parse_config
 from ..errors import HeteroSSFLError, ProtocolError
 from ..methods import Broadcast, method_for
+from ..runs import RunFolder
+from .given import site_of
 from .logs import log_to_stderr
 from .node import NodeSettings, find_rad, keep_rad, open_node, read_node
 from .participant import ClientCache, Participant, evaluate, export_model
@@ -73,7 +75,11 @@ def place(message: Message, context: Context) -> tuple[dict[str, Scalar], Header
     """The instruction's settings, where it belongs, and the participant that is meant."""
     settings = settings_of(message.content)
     header, config_toml = header_of(settings), str(settings.get("config"))
-    torch.set_num_threads(_config(config_toml).engine.threads)  # part of the numbers, on every engine
+    config = _config(config_toml)
+    torch.set_num_threads(config.engine.threads)  # part of the numbers, on every engine
+    if "given" in context.node_config:
+        run_dir, number = run_dir_of(context.node_config), int(context.node_config["given"])
+        return settings, header, site_of(run_dir).participant(RunFolder(run_dir), number, config)
     if "settings" not in context.node_config:
         site = open_site(run_dir_of(context.node_config), config_toml)
         return settings, header, site.participant(int(context.node_config["partition-id"]))
@@ -131,7 +137,9 @@ def train(message: Message, context: Context) -> Message:
     down = Broadcast(header.round, arrays_of(message.content))
     with participant.states.lock():
         client = clients.get(participant, limit=down.round - 1)
-        client.progress = lambda done, loss: Progress.report(client.name, done, loss)
+        client.progress = partial(
+            Progress.report, participant.name
+        )  # not a closure over the client: it could not be freed
         method = method_for(participant.config)
         method.check_broadcast(client, down)
         try:

@@ -1,6 +1,7 @@
 """Start or continue a run on this machine: on worker processes, or on Flower's Simulation Engine."""
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +12,13 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..config import Config
+from ..consensus import mutual_cka
 from ..errors import RunError
-from ..evaluation import extract_features, mutual_cka
+from ..evaluation import extract_features
 from ..methods import method_for
 from ..runs import RunFolder
-from .inprocess import InProcessGrid
+from .given import site_of
+from .inprocess import InlineGrid, InProcessGrid, ProgressListener
 from .node import find_rad, open_node, read_node
 from .nodes import Listener
 from .nursery import open_nursery
@@ -66,24 +69,38 @@ def resume(folder: RunFolder, listen: Listener) -> RunFolder:
 
             simulate(serve, folder, config)
             return folder
-        workers = config.engine.workers or os.cpu_count() or 1
 
         def on_progress(name: str, done: float, loss: float) -> None:
             listen({"event": "progress", "client": name, "done": done, "loss": loss})
 
-        with InProcessGrid(node_configs(folder), workers, config.engine.threads, on_progress) as grid:
+        with open_grid(folder, config, on_progress) as grid:
             serve(grid)
     return folder
 
 
+def open_grid(folder: RunFolder, config: Config, on_progress: ProgressListener) -> InProcessGrid | InlineGrid:
+    """Worker processes; for objects of this process, forks of it, or itself where a fork is not safe."""
+    nodes, workers, threads = node_configs(folder), config.engine.workers or os.cpu_count() or 1, config.engine.threads
+    given = "given" in nodes[0]
+    if given:
+        site_of(nodes[0]["run-dir"])
+        # OpenMP's threads do not survive a fork, so a child must not need any; neither does CUDA.
+        safe = sys.platform == "linux" and config.engine.device == "cpu" and threads == 1
+        if not safe or torch.cuda.is_initialized():
+            return InlineGrid(nodes, on_progress)
+    return InProcessGrid(nodes, workers, threads, on_progress, fork=given)
+
+
 def node_configs(folder: RunFolder) -> list[dict[str, Any]]:
-    """What each node is told of its place: its settings file, or its row of the simulated split."""
-    paths = folder.read_json("facts.json").get("nodes")
+    """What each node is told of its place: its settings file, its number, or its row of the simulated split."""
+    facts, run_dir = folder.read_json("facts.json"), str(folder.path.resolve())
+    if "given" in facts:
+        return [{"name": name, "given": k, "run-dir": run_dir} for k, name in enumerate(facts["given"])]
+    paths = facts.get("nodes")
     if paths:
         return [{"name": str(path), "settings": path} for path in paths]
     if not folder.simulated:
         raise RunError(f"the participants of '{folder.path}' are on other machines, with their models. Look there.")
-    run_dir = str(folder.path.resolve())
     count = folder.config.clients.count
     return [{"name": client_name(k), "partition-id": k, "run-dir": run_dir} for k in range(count)]
 
@@ -110,6 +127,8 @@ def participants(folder: RunFolder, config: Config) -> Iterator[Participant]:
             if rad is None:
                 raise RunError(f"the node of '{path}' has no RAD of this run. Continue the run first.")
             yield open_node(path, config_toml, facts["federation"], rad)
+        elif "given" in place:
+            yield site_of(place["run-dir"]).participant(folder, place["given"], config)
         else:
             yield open_site(place["run-dir"], config_toml).participant(place["partition-id"])
 

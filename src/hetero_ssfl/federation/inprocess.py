@@ -12,9 +12,12 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -43,8 +46,10 @@ def set_identity(node_id: int) -> None:
 # --- the worker's side ------------------------------------------------------------------------------
 
 
-def work(connection: Connection, threads: int, environment: dict[str, str]) -> None:
+def work(connection: Connection, threads: int, environment: dict[str, str], inherited: Sequence[Connection]) -> None:
     """Answer messages until the parent closes the pipe or dies."""
+    for other in inherited:
+        other.close()  # the parent's ends: a pipe that its own worker holds open never ends
     os.environ.clear()
     os.environ.update(environment)  # the parent's as it is now; what came before is from the nursery's start
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -72,14 +77,20 @@ def work(connection: Connection, threads: int, environment: dict[str, str]) -> N
             message = decode(connection.recv_bytes())
         except EOFError:
             return
-        node = message.metadata.dst_node_id
-        set_identity(node)
-        try:
-            reply = client_app.app(message, Context(RUN_ID, node, node_config, RecordDict(), {}))
-        except Exception as error:  # whatever one client does, the federation goes on
-            reason = f"{type(error).__name__}: {error}"
-            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-        connection.send_bytes(b"R" + encode(reply))
+        connection.send_bytes(b"R" + encode(answer(message, node_config)))
+
+
+def answer(message: Message, node_config: dict[str, Any]) -> Message:
+    """The ClientApp's reply, in this process."""
+    from . import client_app
+
+    node = message.metadata.dst_node_id
+    set_identity(node)
+    try:
+        return client_app.app(message, Context(RUN_ID, node, node_config, RecordDict(), {}))
+    except Exception as error:  # whatever one client does, the federation goes on
+        reason = f"{type(error).__name__}: {error}"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _die_with(parent_sentinel: int) -> None:
@@ -105,41 +116,16 @@ class _Node:
     seconds: float = field(default=float("inf"))  # of the last message; unknown ones go first
 
 
-class InProcessGrid(Grid):
-    """Messages to simulated nodes, answered by worker processes. Use as a context manager."""
+class LocalGrid(Grid):
+    """What both grids have in common: nodes by number, messages that wait, replies that nobody fetched yet."""
 
-    def __init__(
-        self, nodes: list[dict[str, Any]], workers: int, threads: int, on_progress: ProgressListener | None = None
-    ) -> None:
+    def __init__(self, nodes: list[dict[str, Any]], on_progress: ProgressListener | None = None) -> None:
         self._nodes = {number + 2: _Node(settings) for number, settings in enumerate(nodes)}
-        self._context = open_nursery()
-        self._threads, self._on_progress = threads, on_progress
+        self._on_progress = on_progress
         self._pending: list[Message] = []
         self._replies: dict[str, Message] = {}
         self._run: Any = None
         set_identity(SERVER_NODE)
-        self._workers = [self._start() for _ in range(min(workers, len(nodes)))]
-
-    def __enter__(self) -> "InProcessGrid":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for worker in self._workers:
-            worker.connection.close()  # an idle worker ends by itself
-            if worker.busy is not None:
-                worker.process.kill()  # every finished round is on disk; nothing is lost
-        for worker in self._workers:
-            worker.process.join()
-
-    def _start(self) -> _Worker:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=work, args=(theirs, self._threads, dict(os.environ)), daemon=True)
-        with interrupts_ignored():
-            process.start()
-        theirs.close()
-        return _Worker(process, ours)
-
-    # --- Grid ---
 
     def set_run(self, run: Any) -> None:
         self._run = run
@@ -180,6 +166,83 @@ class InProcessGrid(Grid):
                 missing.discard(reply.metadata.reply_to_message_id)
                 replies.append(reply)
         return replies
+
+    def _dispatch(self) -> None:
+        """Hand out what waits, to whoever is idle."""
+
+    def _receive(self, timeout: float) -> None:
+        raise NotImplementedError
+
+
+class InlineGrid(LocalGrid):
+    """One client after another in this process: where it cannot be forked safely. Use as a context manager."""
+
+    def __enter__(self) -> "InlineGrid":
+        from . import client_app
+
+        if self._on_progress:
+            client_app.Progress.report = staticmethod(self._on_progress)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        from . import client_app
+
+        client_app.Progress.report = staticmethod(lambda *_: None)
+        client_app.clients.clear()  # the next run here may have other data under the same name
+
+    def _receive(self, timeout: float) -> None:
+        if self._pending:
+            message = self._pending.pop(0)
+            reply = decode(encode(answer(message, self._nodes[message.metadata.dst_node_id].settings)))
+            set_identity(SERVER_NODE)
+            self._replies[reply.metadata.reply_to_message_id] = reply
+
+
+class InProcessGrid(LocalGrid):
+    """Messages to simulated nodes, answered by worker processes. Use as a context manager.
+
+    Workers come from the nursery, or are forked from this process if they need objects that only it has.
+    """
+
+    def __init__(
+        self,
+        nodes: list[dict[str, Any]],
+        workers: int,
+        threads: int,
+        on_progress: ProgressListener | None = None,
+        fork: bool = False,
+    ) -> None:
+        super().__init__(nodes, on_progress)
+        if fork:  # once here, not once in every worker: the first step of any optimiser needs it
+            import_module("torch._dynamo")
+        self._context: BaseContext = multiprocessing.get_context("fork") if fork else open_nursery()
+        self._threads, self._fork = threads, fork
+        self._workers: list[_Worker] = []
+        for _ in range(min(workers, len(nodes))):
+            self._workers.append(self._start())
+
+    def __enter__(self) -> "InProcessGrid":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.connection.close()  # an idle worker ends by itself
+            if worker.busy is not None:
+                worker.process.kill()  # every finished round is on disk; nothing is lost
+        for worker in self._workers:
+            worker.process.join()
+
+    def _start(self) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        inherited = [ours, *(worker.connection for worker in self._workers)] if self._fork else []
+        args = (theirs, self._threads, dict(os.environ), inherited)
+        process = self._context.Process(target=work, args=args, daemon=True)  # type: ignore[attr-defined]
+        with interrupts_ignored(), warnings.catch_warnings():
+            # A fork with one torch thread is as safe as that of a DataLoader's workers; newer Pythons warn of any.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        theirs.close()
+        return _Worker(process, ours)
 
     def cancel(self, message_ids: set[str]) -> None:
         """Stop work whose answer nobody waits for any more; a busy worker is replaced."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..config import Config, DataConfig, ModelConfig, Section, as_model, parse_config, validate
 from ..data import Images, digest, load_images, split_training_images
 from ..errors import ConfigError, ProtocolError
-from ..methods import METHODS
+from ..methods import method_class
 from ..runs import StateFolder, load_tensors, save_tensors
 from .participant import Participant
 from .records import NAME
@@ -48,6 +48,8 @@ class LimitsConfig(Section):
     message_mb: PositiveInt = 1024
     local_epochs: PositiveInt = 100
     rad_images: PositiveInt = 100_000
+    code: tuple[str, ...] = ()
+    """Own methods, views and kernels (`package.module:name`) that a server may name; no others are imported."""
 
 
 class NodeSettings(Section):
@@ -76,7 +78,14 @@ def read_node(path: Path) -> NodeSettings:
 def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None:
     """Raise ProtocolError for what this node does for no server."""
     limits = node.limits
-    if METHODS[config.method].averages_weights and not limits.weights_may_leave:
+    named = (config.method, config.views.function or "", config.alignment.kernel)
+    foreign = [name for name in named if ":" in name and name not in limits.code]
+    if foreign:
+        raise ProtocolError(
+            f"{node.name} was asked to import '{foreign[0]}', which is not among limits.code of its settings. "
+            "Add it there if that code is known and trusted."
+        )
+    if method_class(config.method).averages_weights and not limits.weights_may_leave:
         raise ProtocolError(
             f"{node.name} does not send weights, which method '{config.method}' asks for. "
             "Use 'hetero-ssfl', or set limits.weights_may_leave = true in the node's settings."

@@ -87,7 +87,7 @@ class Nodes:
         unknown = connected - set(self.ids.values()) - waiting
         if not unknown:
             return
-        channels, side = self.rad.shape[1:3]
+        channels, side = self.rad.shape[1], self.rad.shape[-1]
         content = pack(settings={**self.settings(0), "channels": channels, "side": side})
         messages = {node: Message(content, node, "query") for node in sorted(unknown)}
         patience = min(self.config.engine.join_timeout, self.config.engine.round_timeout)

@@ -1,18 +1,19 @@
 """One participant as its ClientApp sees it: its images, its model, its own disk. The same on every engine."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from .. import __version__
 from ..config import Config, ModelConfig, SslConfig
-from ..data import Images, digest
+from ..data import MEAN, STD, Images, digest, to_input
 from ..evaluation import Labeled, extract_features, few_labels, finetune, probe, share_of_labels
-from ..methods import METHODS
+from ..methods import method_class
 from ..models import Learner, build_learner, count_parameters
 from ..runs import StateFolder, save_tensors, write_json
 from ..training import Client
@@ -42,23 +43,26 @@ class Participant:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Channels and side of every image: those of the RAD."""
-        return self.rad.shape[1], self.rad.shape[2]
+        """Channels and side of every image, which are the RAD's; of other data the first and the last axis."""
+        return self.rad.shape[1], self.rad.shape[-1]
 
     @property
     def classes(self) -> int | None:
         """Of the supervised baseline's classifier."""
-        return len(self.images.classes) if METHODS[self.config.method].needs_labels else None
+        return len(self.images.classes) if method_class(self.config.method).needs_labels else None
 
     def untrained(self) -> Learner:
         ssl, seed, scope = self.config.ssl, self.config.seed, self.seed_scope
-        learner = build_learner(self.model, ssl, *self.shape, seed, *scope, classes=self.classes)
+        example = blank(self.rad.shape[1:], self.rad.dtype)
+        learner = build_learner(self.model, ssl, *self.shape, seed, *scope, classes=self.classes, example=example)
         return learner.to(self.config.engine.device)
 
     @property
     def parameters(self) -> int:
         """Of its encoder; built once for all participants of a kind, of whom there may be a thousand in one process."""
-        return _parameters(self.model, self.config.ssl, self.shape, self.config.engine.device)
+        return _parameters(
+            self.model, self.config.ssl, tuple(self.rad.shape[1:]), self.rad.dtype, self.config.engine.device
+        )
 
     def learner(self, round_number: int) -> Learner:
         """The networks as saved after a round; 0 is before any."""
@@ -71,9 +75,15 @@ class Participant:
         return self.learner(self.states.newest(self.config.rounds))
 
 
+def blank(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Two inputs for a network to be tried on."""
+    return to_input(torch.zeros(2, *shape, dtype=dtype))
+
+
 @lru_cache(maxsize=64)
-def _parameters(model: ModelConfig, ssl: SslConfig, shape: tuple[int, int], device: str) -> int:
-    return count_parameters(build_learner(model, ssl, *shape, 0).to(device).encoder)  # the device is tried as well
+def _parameters(model: ModelConfig, ssl: SslConfig, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> int:
+    learner = build_learner(model, ssl, shape[0], shape[-1], 0, example=blank(shape, dtype))
+    return count_parameters(learner.to(device).encoder)  # the device is tried as well
 
 
 class ClientCache:
@@ -95,6 +105,9 @@ class ClientCache:
         self._shrink(participant.config.engine.memory_mb * 2**20)
         return client
 
+    def clear(self) -> None:
+        self._kept.clear()
+
     def drop(self, participant: Participant) -> None:
         """Forget a client whose training was cut short: what is in memory belongs to no round."""
         self._kept.pop(participant.states.path, None)
@@ -112,8 +125,6 @@ def _bytes_of(client: Client) -> int:
 def evaluate(participant: Participant, learner: Learner, split: str) -> dict[str, float]:
     """Probe a frozen encoder on all classes and on the participant's own ones; nothing without labels."""
     config, own = participant.config, participant.images.labels
-    if own is None:
-        return {}
     train, held_out = participant.labeled(), participant.held_out(split)
     if train.labels is None or held_out.labels is None or not len(held_out):
         return {}
@@ -123,7 +134,7 @@ def evaluate(participant: Participant, learner: Learner, split: str) -> dict[str
     fit = Labeled(extract_features(encoder, train.pixels), train.labels)
     test = Labeled(extract_features(encoder, held_out.pixels), held_out.labels)
     results = {f"{name}_all": value for name, value in probe(fit, test, config.evaluation, config.seed).items()}
-    held = own.unique()
+    held = train.labels[:0] if own is None else own.unique()
     if len(held) > 1 and len(test.only(held).y):  # one class alone is always right
         scores = probe(fit.only(held), test.only(held), config.evaluation, config.seed)
         results |= {f"{name}_own": value for name, value in scores.items()}
@@ -140,11 +151,14 @@ def export_model(participant: Participant, client: Client) -> None:
     """The trained encoder and a card that says what it is, on the participant's own disk."""
     encoder, config = client.learner.encoder, participant.config
     channels, side = participant.shape
+    wants: dict[str, object] = {"shape": list(participant.rad.shape[1:])}
+    if participant.rad.dtype == torch.uint8:
+        wants |= {"channels": channels, "side": side, "mean": MEAN, "std": STD}
     card = {
         "client": participant.name,
         "encoder": participant.model.encoder,
         "parameters": count_parameters(encoder),
-        "input": {"channels": channels, "side": side, "mean": 0.5, "std": 0.25},
+        "input": wants,
         "method": config.method,
         "round": client.round,
         "seed": config.seed,

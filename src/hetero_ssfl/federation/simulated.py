@@ -16,7 +16,7 @@ from torch import Tensor
 from ..config import Config, parse_config
 from ..data import Images, digest, load_images, load_rad, load_rad_alone, split_training_images
 from ..errors import ConfigError, ProtocolError
-from ..methods import METHODS
+from ..methods import method_class
 from ..models import build_learner
 from ..runs import RunFolder, load_tensors, save_tensors
 from .participant import Participant
@@ -50,8 +50,8 @@ def set_up(config: Config) -> Setup:
     train, test = load_images(config.data, "train"), load_images(config.data, "test")
     split = split_training_images(config, train)
     rad = load_rad(config, train, split)
-    _check_device(config.engine.device)
-    if METHODS[config.method].needs_labels and train.labels is None:
+    check_device(config.engine.device)
+    if method_class(config.method).needs_labels and train.labels is None:
         raise ConfigError(
             f"method '{config.method}' needs labels, but '{config.data.source}' has none. Choose another."
         )
@@ -86,7 +86,7 @@ def set_up_for_nodes(config: Config, nodes: Sequence[Path] = ()) -> Setup:
     return Setup(rad, facts)
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
     try:
         torch.zeros((), device=name)
     except (RuntimeError, AssertionError) as error:

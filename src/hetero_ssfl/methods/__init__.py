@@ -1,9 +1,11 @@
-"""The methods by name. A new one is a subclass of `Method` in this table."""
+"""The methods by name: ours, those of installed packages (entry points), and a user's own `package.module:Class`."""
 
 import difflib
+from importlib.metadata import entry_points
 
 from ..config import Config
 from ..errors import ConfigError
+from ..plugins import find
 from .averaging import FedAvg, FedBYOL, FedSimSiam
 from .base import Broadcast, ClientId, Method, ServerState, Update
 from .fedema import FedEMA
@@ -14,13 +16,30 @@ from .local import Local
 METHODS: dict[str, type[Method]] = {m.name: m for m in (HeteroSSFL, Local, FedBYOL, FedSimSiam, FedU, FedEMA, FedAvg)}
 
 
+ENTRY_POINTS = "hetero_ssfl.methods"
+
+
+def method_class(name: str) -> type[Method]:
+    """The class behind a method's name."""
+    if name in METHODS:
+        return METHODS[name]
+    installed = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if name not in installed and ":" not in name:
+        known = [*METHODS, *installed]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"the nearest is '{near[0]}'; " if near else ""
+        raise ConfigError(
+            f"unknown method '{name}', {hint}expected one of {', '.join(known)}, or package.module:Class."
+        )
+    found = find(installed[name].value if name in installed else name, "method")
+    if not isinstance(found, type) or not issubclass(found, Method):
+        raise ConfigError(f"method '{name}' is no subclass of hetero_ssfl.Method. Derive it from that or HeteroSSFL.")
+    return found
+
+
 def method_for(config: Config) -> Method:
     """The method a config names, if its models allow it."""
-    kind = METHODS.get(config.method)
-    if kind is None:
-        near = difflib.get_close_matches(config.method, METHODS, n=1)
-        hint = f"the nearest is '{near[0]}'; " if near else ""
-        raise ConfigError(f"unknown method '{config.method}', {hint}expected one of {', '.join(METHODS)}.")
+    kind = method_class(config.method)
     if kind.ssl_kind and config.ssl.kind != kind.ssl_kind:
         raise ConfigError(
             f"method '{config.method}' is defined for ssl.kind = '{kind.ssl_kind}', not '{config.ssl.kind}'. "
@@ -39,4 +58,20 @@ def method_for(config: Config) -> Method:
     return kind(config)
 
 
-__all__ = ["METHODS", "Broadcast", "ClientId", "Method", "ServerState", "Update", "method_for"]
+__all__ = [
+    "METHODS",
+    "Broadcast",
+    "ClientId",
+    "FedAvg",
+    "FedBYOL",
+    "FedEMA",
+    "FedSimSiam",
+    "FedU",
+    "HeteroSSFL",
+    "Local",
+    "Method",
+    "ServerState",
+    "Update",
+    "method_class",
+    "method_for",
+]

@@ -1,6 +1,6 @@
 """Encoders of any kind, and the learner that trains one without labels."""
 
-from .encoders import BUILTIN, build_encoder, parse_spec
+from .encoders import BUILTIN, build_encoder, output_width, parse_spec
 from .learner import Learner, build_learner, count_parameters
 
-__all__ = ["BUILTIN", "Learner", "build_encoder", "build_learner", "count_parameters", "parse_spec"]
+__all__ = ["BUILTIN", "Learner", "build_encoder", "build_learner", "count_parameters", "output_width", "parse_spec"]

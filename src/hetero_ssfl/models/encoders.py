@@ -5,17 +5,18 @@ an nn.Module. Its output width is found by a dry run, never declared.
 """
 
 import ast
+import copy
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import ConfigError
+from ..plugins import GIVEN, find, load_module
 from .resnet import STAGES, ResNet
 from .small import MobileNet, ViT
 
@@ -26,8 +27,11 @@ BUILTIN: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def build_encoder(spec: str, in_channels: int, side: int) -> tuple[nn.Module, int]:
-    """The encoder and the width of its output. Parameters come from torch's global generator."""
+def build_encoder(spec: str, in_channels: int, side: int, example: Tensor | None = None) -> tuple[nn.Module, int]:
+    """The encoder and the width of its output. Parameters come from torch's global generator.
+
+    It is tried on two blank images, or on an `example` batch of whatever else it is for.
+    """
     name, options = parse_spec(spec)
     factory = _factory(name)
     accepted = inspect.signature(factory).parameters
@@ -49,28 +53,31 @@ def build_encoder(spec: str, in_channels: int, side: int) -> tuple[nn.Module, in
             f"encoder '{spec}' returned {type(encoder).__name__}, expected a torch.nn.Module. "
             "Name a class or a function that returns one."
         )
-    return encoder, output_width(encoder, spec, in_channels, side)
+    return encoder, output_width(encoder, spec, torch.zeros(2, in_channels, side, side) if example is None else example)
 
 
-def output_width(encoder: nn.Module, spec: str, in_channels: int, side: int) -> int:
-    """Feed two blank images and look at what comes out."""
-    was_training = encoder.training
+def output_width(encoder: nn.Module, spec: str, example: Tensor) -> int:
+    """Feed a batch of two and look at what comes out."""
+    modes = {module: module.training for module in encoder.modules()}
     encoder.eval()
     try:
         with torch.no_grad():
-            out = encoder(torch.zeros(2, in_channels, side, side))
+            out = encoder(example)
     except Exception as error:  # a user's module may raise anything
+        kind, remedy = "inputs", "Choose an encoder for this shape"
+        if example.ndim == 4:
+            kind, remedy = "images", "Choose an encoder for this size, or set data.side and data.channels"
         raise ConfigError(
-            f"encoder '{spec}' fails on images of shape ({in_channels}, {side}, {side}): {_line(error)}. "
-            "Choose an encoder for this size, or set data.side and data.channels."
+            f"encoder '{spec}' fails on {kind} of shape {tuple(example.shape[1:])}: {_line(error)}. {remedy}."
         ) from None
     finally:
-        encoder.train(was_training)
-    if not isinstance(out, torch.Tensor) or out.ndim != 2 or len(out) != 2:
-        got = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
+        for module, training in modes.items():
+            module.training = training
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 2:
+        got = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+        remedy = "Pool or flatten its output" if isinstance(out, Tensor) else "Return its features alone"
         raise ConfigError(
-            f"encoder '{spec}' maps 2 images to {got}, expected a tensor of shape (2, width). "
-            "Pool or flatten its output."
+            f"encoder '{spec}' maps a batch of 2 to {got}, expected a tensor of shape (2, width). {remedy}."
         )
     return int(out.shape[1])
 
@@ -105,21 +112,13 @@ def _factory(name: str) -> Callable[..., nn.Module]:
             "package.module:callable."
         )
     if source == "timm":
-        return partial(_import("timm", "pip install 'hetero-ssfl[timm]'").create_model, attribute)
+        return partial(load_module("timm", "pip install 'hetero-ssfl[timm]'").create_model, attribute)
     if source == "torchvision":
-        models = _import("torchvision.models", "pip install torchvision (for your torch build)")
+        models = load_module("torchvision.models", "pip install torchvision (for your torch build)")
         return partial(_torchvision, models, attribute)
-    found = getattr(_import(source, "put it on PYTHONPATH"), attribute, None)
-    if not callable(found):
-        raise ConfigError(f"encoder '{name}': module {source} has no callable '{attribute}'. Check the name.")
-    return found
-
-
-def _import(module: str, remedy: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except Exception as error:  # a torchvision built for another torch fails with RuntimeError
-        raise ConfigError(f"cannot import {module} ({error}). Remedy: {remedy}.") from None
+    found: Callable[..., nn.Module] = find(name, "encoder")
+    # An instance begins with its own weights. Each client trains a copy of it.
+    return (lambda: copy.deepcopy(found)) if source == GIVEN and isinstance(found, nn.Module) else found
 
 
 def _torchvision(models: Any, name: str, **options: Any) -> nn.Module:

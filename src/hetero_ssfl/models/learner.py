@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Layer, ModelConfig, SslConfig
+from ..errors import ConfigError
 from ..seeding import global_seed
 from .encoders import build_encoder
 
@@ -77,11 +78,18 @@ def build_learner(
     seed: int,
     *scope: str | int,
     classes: int | None = None,
+    example: Tensor | None = None,
 ) -> Learner:
-    """A client's networks with parameters that depend on (seed, scope) alone."""
+    """A client's networks with parameters that depend on (seed, scope) alone; a given instance has its own already."""
     with global_seed(seed, *scope):
-        encoder, width = build_encoder(model.encoder, in_channels, side)
-        return Learner(encoder, width, model, ssl, classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        encoder, width = build_encoder(model.encoder, in_channels, side, example)
+        if not any(p.requires_grad for p in encoder.parameters()):
+            raise ConfigError(
+                f"encoder '{model.encoder}' has no parameters that train, expected some. "
+                "Choose another, or set requires_grad on those that shall learn."
+            )
+        learner = Learner(encoder, width, model, ssl, classes)
+    return learner if example is not None and example.ndim != 4 else learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def count_parameters(module: nn.Module) -> int:

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import AlignmentConfig
+from ..errors import ConfigError
+from ..plugins import find
 
 EPS = 1e-12
 
@@ -25,6 +27,8 @@ def at_least_float32(z: Tensor) -> Tensor:
 def gram(a: Tensor, config: AlignmentConfig, landmarks: Tensor | None = None) -> Tensor:
     """K(p, q) for all rows of `a` (or between `a` and `landmarks`), with the kernel the config names."""
     b = a if landmarks is None else landmarks
+    if ":" in config.kernel:
+        return own_kernel(config.kernel, a, b)
     inner = a @ b.T
     if config.kernel == "linear":
         return inner
@@ -35,6 +39,18 @@ def gram(a: Tensor, config: AlignmentConfig, landmarks: Tensor | None = None) ->
     distance = a.square().sum(1)[:, None] + squared_b[None] - 2 * inner
     spread = 2 * (squared_b.mean() - b.mean(0).square().sum())  # mean squared distance between rows of b
     return torch.exp(-distance / (2 * config.bandwidth**2 * spread.clamp_min(EPS)))
+
+
+def own_kernel(spec: str, a: Tensor, b: Tensor) -> Tensor:
+    """K(a, b) by the user's own function. Whatever it takes from the data to set a scale must come from `b` alone."""
+    k = find(spec, "alignment.kernel")(a, b)
+    if not isinstance(k, Tensor) or k.shape != (len(a), len(b)):
+        got = f"a tensor of shape {tuple(k.shape)}" if isinstance(k, Tensor) else f"a {type(k).__name__}"
+        raise ConfigError(
+            f"alignment.kernel = '{spec}' made {got} of {len(a)} and {len(b)} rows, expected ({len(a)}, {len(b)}). "
+            "Return the kernel between every row of the first and every row of the second."
+        )
+    return k
 
 
 def centre(k: Tensor) -> Tensor:

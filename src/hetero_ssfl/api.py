@@ -1,0 +1,377 @@
+"""Federated self-supervised learning from Python, with your own data, encoders, views, kernel and method.
+
+    from hetero_ssfl import Client, federate
+
+    run = federate([Client("images/a", "resnet18(width=32)"), Client(array, MyNet())], rad="images/shared", rounds=10)
+    run.table()
+    run.encoder(0)
+
+It is the same server, client app and run folder as everywhere else. Objects are never pickled: worker processes are
+forked from this one (on Linux; elsewhere, and with a GPU, clients train one after another in this process).
+"""
+
+import base64
+import copy
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from html import escape
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from torch import Generator, Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from .config import Config, ModelConfig, load_config, with_settings
+from .data import Data, Images, agree_on_classes, digest, read_given, read_with_test
+from .errors import ConfigError, RunError
+from .federation import mutual_cka_of, participants, resume
+from .federation.given import GivenSite, Member, host, set_up_given
+from .federation.nodes import Listener
+from .federation.records import NAME
+from .federation.simulated import client_name
+from .methods import Method, method_for
+from .plugins import GIVEN, give, spec_of
+from .progress import RunView
+from .runs import RunFolder
+from .seeding import rng_for
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+View = Callable[[Tensor, Generator], Tensor]
+"""One random view of each sample of a batch. Images come in [0, 1], anything else as it was given."""
+Kernel = Callable[[Tensor, Tensor], Tensor]
+"""K(p, q) between all rows of two matrices of representations; differentiable."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A participant: its data and its encoder, both its own.
+
+    data       a folder of images, a data-set id, parquet; an array or tensor (uint8: images, with channels first, last
+               or none; anything else goes to the network as it is); or a torch Dataset of x or (x, y)
+    encoder    an nn.Module, which is copied and starts from its own weights; a class or function that returns one; or a
+               name: `resnet18(width=32)`, `timm:NAME`, `package.module:callable`
+    labels     one for each sample, a number or a word. No self-supervised loss reads them: they serve to probe.
+    test       what to probe on: as `data`, or (data, labels). By default the source's own test split or, where there
+               are labels, a fixed fifth of the data, which nobody trains on.
+    projector  widths (hidden, output) of its projection head, predictor: of its prediction head; by default those of
+               the config's [ssl]
+    """
+
+    data: Data
+    encoder: str | nn.Module | Callable[..., nn.Module]
+    name: str | None = None
+    labels: Any = None
+    test: Data = None
+    projector: tuple[int, int] | None = None
+    predictor: int | None = None
+
+
+def federate(
+    clients: Sequence[Client],
+    rad: Data,
+    method: str | type[Method] | None = None,
+    *,
+    rounds: int | None = None,
+    run_dir: str | Path | None = None,
+    seed: int | None = None,
+    views: str | View | None = None,
+    kernel: str | Kernel | None = None,
+    settings: Mapping[str, Any] | None = None,
+    config: str | Config | None = None,
+    progress: bool | Listener = True,
+) -> "Run":
+    """Train the clients together and return the finished run.
+
+    clients   who takes part
+    rad       the unlabeled data that all share, of the same kinds as a client's data; or how many samples to take for
+              it, evenly, out of the clients' own: they are then shared, and no client trains its own loss on them
+    method    a name (`hetero-ssfl` unless the config says otherwise), `package.module:Class`, or a subclass of Method
+    rounds, seed, settings
+              as in a config: settings={"alignment.mu": 4, "local_epochs": 2}
+    run_dir   where to keep the run; by default a new folder below `runs`. Called again with the same arguments,
+              federate goes on after the last finished round, or returns the finished run at once.
+    views     your own random views instead of the built-in ones for images: (batch, generator) -> batch
+    kernel    your own kernel between representations: (a, b) -> K
+    config    what the settings start from: a preset's name, a TOML file, or a Config
+    progress  show it; or a function that is called with each event
+    """
+    kept: list[Any] = []
+    base = load_config(config) if isinstance(config, str) else config or Config()
+    named = {"method": method, "rounds": rounds, "seed": seed, "views.function": views, "alignment.kernel": kernel}
+    chosen = {key: _named(value, kept) for key, value in named.items() if value is not None}
+    quiet_default = {} if config else {"data.validation": 0}
+    base = with_settings(base, {**quiet_default, **(settings or {}), **chosen})
+    names = _names(clients)
+    models = [
+        ModelConfig(encoder=_encoder_name(c.encoder, name, kept), projector=c.projector, predictor=c.predictor)
+        for c, name in zip(clients, names, strict=True)
+    ]
+    members, shared = _read(clients, names, models, rad, base)
+    final = _fill_in(base, names, models, len(shared))
+    method_for(final)
+    site = GivenSite(tuple(members), shared, tuple(kept))
+    folder = _open_or_create(_run_dir(run_dir, final), final, site)
+    host(folder, site)
+    if callable(progress):
+        return Run(resume(folder, progress), site)
+    with RunView(Console(stderr=True), final.name, quiet=not progress) as view:
+        return Run(resume(folder, view), site)
+
+
+# --- from arguments to a config and a site ---
+
+
+def _named(value: Any, kept: list[Any]) -> Any:
+    """Plain values as they are, functions and classes by name."""
+    if not callable(value):
+        return value
+    kept.append(value)
+    return spec_of(value)
+
+
+def _names(clients: Sequence[Client]) -> list[str]:
+    if not clients:
+        raise ConfigError("federate got no clients, expected at least one Client(data, encoder).")
+    names = [client.name or client_name(k) for k, client in enumerate(clients)]
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise ConfigError(f"a client is called '{name}', expected letters, digits, '-', '_' or '.'. Rename it.")
+        if names.count(name) > 1:
+            raise ConfigError(f"two clients are called '{name}', expected names of their own. Rename one.")
+    return names
+
+
+def _encoder_name(encoder: Any, who: str, kept: list[Any]) -> str:
+    """How the config calls an encoder: an instance by its class and a digest of its weights."""
+    if isinstance(encoder, str):
+        return encoder
+    if not isinstance(encoder, nn.Module):
+        if not callable(encoder):
+            raise ConfigError(
+                f"the encoder of {who} is a {type(encoder).__name__}, expected a torch.nn.Module, a function that "
+                "returns one, or a name such as 'resnet18(width=32)'."
+            )
+        kept.append(encoder)
+        return spec_of(encoder)
+    state = encoder.state_dict()
+    if any(map(is_lazy, state.values())):
+        raise ConfigError(
+            f"the encoder of {who} has lazy layers without weights. Call it once on a batch of data first."
+        )
+    sha = sha256(repr(encoder).encode())
+    for key, value in state.items():
+        sha.update(f"{key} {value.dtype} ".encode() + digest(value.detach().cpu().float()).encode())
+    kept.append(copy.deepcopy(encoder).cpu())
+    return give(f"{type(encoder).__name__}-{sha.hexdigest()[:8]}", kept[-1])
+
+
+def _read(
+    clients: Sequence[Client], names: Sequence[str], models: Sequence[ModelConfig], rad: Data, config: Config
+) -> tuple[list[Member], Tensor]:
+    """Everybody's data, divided, and the RAD."""
+    taken = rad if isinstance(rad, int) else 0
+    shared = [] if taken else [read_given(rad, None, config.data, "the RAD").pixels]
+    parts: list[Images] = []
+    for k, (client, name) in enumerate(zip(clients, names, strict=True)):
+        own, test = read_with_test(client.data, client.labels, client.test, config.data, name)
+        give_away = taken // len(clients) + (k < taken % len(clients))
+        apart = config.data.validation // len(clients) if own.labels is not None else 0
+        if len(own) - give_away - apart < 2:
+            raise ConfigError(
+                f"{name} has {len(own)} samples to train on; {give_away} for the RAD and {apart} for validation leave "
+                "less than 2. Give it more, or lower rad or data.validation."
+            )
+        order = torch.randperm(len(own), generator=rng_for(config.seed, "split", name))
+        validation, given, rest = (rows.sort().values for rows in order.tensor_split([apart, apart + give_away]))
+        shared += [own.pixels[given]] if give_away else []
+        parts += [own.subset(rest) if apart + give_away else own, own.subset(validation), test]
+    agreed = agree_on_classes(parts)
+    members = [
+        Member(name, model, *agreed[3 * k : 3 * k + 3])
+        for k, (name, model) in enumerate(zip(names, models, strict=True))
+    ]
+    if len({part.shape[1:] for part in shared}) > 1:
+        raise ConfigError(
+            f"a RAD cannot be taken out of data of shapes {sorted({tuple(part.shape[1:]) for part in shared})}, "
+            "expected one. Set data.side and data.channels with settings=, or give a RAD."
+        )
+    return members, torch.cat(shared) if shared else torch.zeros(0)
+
+
+def _fill_in(config: Config, names: Sequence[str], models: Sequence[ModelConfig], rad_size: int) -> Config:
+    if rad_size < 4:
+        raise ConfigError(
+            f"the RAD has {rad_size} samples, expected at least 4 for kernels to say anything; some hundred do well. "
+            "Give more with rad=."
+        )
+    weights = config.clients.weights
+    if isinstance(weights, tuple) and len(weights) == len(names):  # the roster is in the order of names
+        weights = tuple(weights[k] for k in sorted(range(len(names)), key=names.__getitem__))
+    changes = {
+        "data.source": GIVEN,
+        "rad.size": rad_size,
+        "rad.source": None,
+        "clients.count": len(names),
+        "clients.models": [model.model_dump() for model in models],
+        "clients.weights": weights,
+    }
+    final = with_settings(config, changes)
+    if final.engine.kind == "simulation":
+        raise ConfigError("engine.kind = 'simulation' cannot reach objects of this process. Leave it out.")
+    return final
+
+
+def _run_dir(wanted: str | Path | None, config: Config) -> Path:
+    if wanted is not None:
+        return Path(wanted)
+    method = config.method.rpartition(":")[2]
+    name = Path("runs", f"{config.name}-{method}-seed{config.seed}")
+    choices = chain([name], (name.with_name(f"{name.name}-{k}") for k in count(2)))
+    return next(path for path in choices if not path.exists())
+
+
+def _open_or_create(path: Path, config: Config, site: GivenSite) -> RunFolder:
+    """A new run, once all that can be wrong has been tried; or the same one as before."""
+    if not (path / "config.toml").exists():
+        return RunFolder.create(path, config, set_up_given(config, site).write)
+    folder = RunFolder.open(path)
+    facts = folder.read_json("facts.json")
+    before: dict[str, Any] = facts.get("given", {})
+    now = {m.name: m.fingerprint() for m in site.members}
+    what = None
+    if list(before) != list(now):
+        what = "clients"
+    elif any(before[name] != now[name] for name in now):
+        what = "data or another encoder of " + next(name for name in now if before[name] != now[name])
+    elif facts["rad_digest"] != digest(site.rad):
+        what = "data in its RAD"
+    elif folder.config != config:
+        what = "settings"
+    if what:
+        raise RunError(f"'{path}' holds a run with other {what}. Choose another run_dir, or remove it.")
+    return folder
+
+
+# --- what came out ---
+
+
+class Run:
+    """A run on this machine: what each client learned, and its trained encoder. In a notebook it shows itself."""
+
+    def __init__(self, folder: RunFolder, site: GivenSite | None = None) -> None:
+        self.folder, self._site = folder, site
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Run":
+        """An earlier run. Encoders that were objects need another call of `federate`, which brings them again."""
+        return cls(RunFolder.open(Path(path)))
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @cached_property
+    def config(self) -> Config:
+        return self.folder.config
+
+    @property
+    def clients(self) -> list[str]:
+        """Their names, in the order they were given."""
+        found = list(self.folder.read_json("results.json")["clients"])
+        return list(self.folder.read_json("facts.json").get("given", found))
+
+    def encoder(self, client: int | str) -> nn.Module:
+        """A client's trained encoder in evaluation mode; clients have a number, from 0, and a name."""
+        everyone = list(participants(self.folder, self.config))
+        found = [p for k, p in enumerate(everyone) if client in (k, p.name)]
+        if not found:
+            raise RunError(
+                f"'{self.path}' has no client {client!r}, expected 0 to {len(everyone) - 1} or one of "
+                f"{', '.join(p.name for p in everyone[:10])}."
+            )
+        return found[0].newest().encoder.eval()
+
+    def table(self) -> "DataFrame":
+        """One row per client: its encoder, its last round, how alike the others it sees the RAD, and its accuracies."""
+        from pandas import DataFrame
+
+        results = self.folder.read_json("results.json")
+        last = {e["client"]: e for e in self.folder.events() if e["event"] == "client" and "excluded" not in e}
+        rows = {}
+        for name in self.clients:
+            model = results["models"][name]
+            spec = str(model["encoder"])
+            row = {
+                "encoder": spec.removeprefix(f"{GIVEN}:").rpartition("-")[0] if spec.startswith(GIVEN) else spec,
+                "parameters": model["parameters"],
+                **{key: last.get(name, {}).get(key) for key in _FIGURES},
+                "mutual_cka": self._alike.get(name),
+                **results["clients"].get(name, {}),
+                **{f"{key}_untrained": value for key, value in results["untrained"].get(name, {}).items()},
+            }
+            rows[name] = {key: value for key, value in row.items() if value is not None}
+        return DataFrame.from_dict(rows, orient="index").rename_axis("client")
+
+    def events(self) -> "DataFrame":
+        """One row per client and round, and one per round: losses, spread, bytes, seconds."""
+        from pandas import DataFrame
+
+        return DataFrame(self.folder.events())
+
+    @cached_property
+    def mutual_cka(self) -> Tensor:
+        """How alike every two clients' encoders see the RAD: 1 for the same up to rotation, 0 for unrelated."""
+        return mutual_cka_of(self.folder, trained=True)
+
+    @property
+    def _alike(self) -> dict[str, float]:
+        """Each client's mean CKA with the others."""
+        try:
+            matrix = self.mutual_cka
+        except (ConfigError, RunError):  # reopened, without the encoders
+            return {}
+        others = len(matrix) - 1
+        means = [float(row.sum() - 1) / others for row in matrix] if others else []
+        return dict(zip(self.clients, means, strict=False))
+
+    def __repr__(self) -> str:
+        return f"Run('{self.path}', {len(self.clients)} clients, {self.config.method}, {self.config.rounds} rounds)"
+
+    def _repr_html_(self) -> str:
+        table = self.table().to_html(float_format=lambda value: f"{value:.3g}", na_rep="", border=0)
+        return f"<p><code>{escape(str(self.path))}</code></p>{table}{self._picture()}"
+
+    def _picture(self) -> str:
+        """Losses over the rounds and mutual CKA, as an image within the page."""
+        from .report.plots import heat_map, subplots
+
+        events = [e for e in self.folder.events() if e["event"] == "client" and "loss_ssl" in e]
+        figure, (left, right) = subplots(1, 2, figsize=(9, 3.2))
+        for name in self.clients:
+            own = [e for e in events if e["client"] == name]
+            left.plot([e["round"] for e in own], [e["loss_ssl"] for e in own], marker="o", markersize=3, label=name)
+        left.set(xlabel="round", ylabel="self-supervised loss")
+        left.legend(frameon=False, fontsize=7)
+        words = "self-supervised loss of each client over the rounds"
+        if self._alike:
+            heat_map(right, self.mutual_cka, "mutual CKA on the RAD", self.clients)
+            words += (
+                f"; mutual CKA of the clients, {', '.join(f'{n} {v:.2f}' for n, v in self._alike.items())} on average"
+            )
+        else:
+            right.set_axis_off()
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight")
+        data = base64.b64encode(buffer.getvalue()).decode()
+        return f'<img alt="{escape(words)}" src="data:image/png;base64,{data}">'
+
+
+_FIGURES = ("examples", "loss_ssl", "loss_alignment", "spread", "effective_rank")

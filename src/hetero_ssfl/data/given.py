@@ -1,0 +1,183 @@
+"""Data handed over in Python: arrays, tensors, torch Datasets, or whatever names a source. In memory afterwards.
+
+uint8 means pixels. Anything else (series of measurements, features, token numbers) goes to the networks as it is.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import DataConfig
+from ..errors import DataError
+from .images import Images, fit_image, load_images
+from .sources import IMAGE_COLUMNS, LABEL_COLUMNS, fixed_fifth
+
+Data: TypeAlias = Any
+"""A folder, file, data-set id (str or Path), numpy array, tensor, list of these or PIL images, or torch Dataset."""
+
+
+def read_given(data: Data, labels: Any, config: DataConfig, who: str) -> Images:
+    """All there is, with labels where there are any."""
+    if isinstance(data, (str, Path)):
+        config = config.model_copy(update={"source": str(data)})
+        train = load_images(config, "train")
+        if labels is None and train.labels is not None:
+            return joined([train, load_images(config, "test")])
+        pixels = load_images(config, "all").pixels
+        return _labeled(pixels, labels, who, train.skipped)
+    inputs, found = _samples(data, who)
+    return _labeled(_as_tensor(inputs, config, who), found if labels is None else labels, who)
+
+
+def read_with_test(data: Data, labels: Any, test: Data, config: DataConfig, who: str) -> tuple[Images, Images]:
+    """What to train on, and what to test on: what is named, the source's own test split, or a fixed fifth.
+
+    Without labels there is nothing to test and nothing is kept apart.
+    """
+    if test is not None:
+        test_data, test_labels = test if isinstance(test, tuple) and len(test) == 2 else (test, None)
+        held_out = read_given(test_data, test_labels, config, f"{who} (test)")
+        if held_out.labels is None:
+            raise DataError(
+                f"the test data of {who} have no labels, expected some. Give (data, labels), or leave it out."
+            )
+        return read_given(data, labels, config, who), held_out
+    if isinstance(data, (str, Path)) and labels is None:
+        source = config.model_copy(update={"source": str(data)})
+        train = load_images(source, "train")
+        if train.labels is not None:
+            return train, load_images(source, "test")
+    images = read_given(data, labels, config, who)
+    if images.labels is None:
+        return images, images.subset(torch.arange(0))
+    train_rows, test_rows = (fixed_fifth(len(images), split) for split in ("train", "test"))
+    return images.subset(train_rows), images.subset(test_rows)
+
+
+def joined(parts: Sequence[Images]) -> Images:
+    """One after another; those without labels are left out if others have them."""
+    labeled = [part for part in parts if part.labels is not None]
+    pixels = torch.cat([part.pixels for part in labeled or parts])
+    labels = torch.cat([part.labels for part in labeled if part.labels is not None]) if labeled else None
+    return Images(pixels, labels, parts[0].classes, sum(part.skipped for part in parts))
+
+
+def agree_on_classes(parts: Sequence[Images]) -> list[Images]:
+    """The same number for the same class everywhere: a class is known by its name."""
+    names = {name for part in parts for name in part.classes}
+    classes = tuple(sorted(names, key=lambda name: (not name.isdecimal(), len(name) if name.isdecimal() else 0, name)))
+    place = {name: number for number, name in enumerate(classes)}
+    return [
+        replace(part, classes=classes)
+        if part.labels is None
+        else replace(part, labels=torch.tensor([place[n] for n in part.classes])[part.labels], classes=classes)
+        for part in parts
+    ]
+
+
+def _samples(data: Data, who: str) -> tuple[Any, list[Any] | None]:
+    """An array, or a list of samples; with labels where a Dataset has them."""
+    if isinstance(data, (np.ndarray, Tensor)):
+        return data, None
+    if not isinstance(data, Iterable) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise DataError(
+            f"the data of {who} are a {type(data).__name__}, expected a folder, a data-set id, an array, a tensor or a "
+            "torch Dataset. Convert them."
+        )
+    # A Dataset need not be iterable, and one that is may raise only after its length.
+    items = [data[k] for k in range(len(data))] if hasattr(data, "__len__") else list(data)
+    if not items:
+        raise DataError(f"the data of {who} are empty, expected at least 2 samples. Check what was loaded.")
+    if isinstance(items[0], dict):
+        image = next((name for name in IMAGE_COLUMNS if name in items[0]), None)
+        label = next((name for name in LABEL_COLUMNS if name in items[0]), None)
+        if image is None:
+            raise DataError(f"items of {who} have keys {sorted(items[0])}, expected {' or '.join(IMAGE_COLUMNS)}.")
+        return [item[image] for item in items], [item[label] for item in items] if label else None
+    if isinstance(items[0], (tuple, list)):
+        if len(items[0]) not in (1, 2):
+            raise DataError(f"items of {who} have {len(items[0])} parts, expected a sample, or a sample and its label.")
+        return [item[0] for item in items], [item[1] for item in items] if len(items[0]) == 2 else None
+    return items, None
+
+
+def _as_tensor(inputs: Any, config: DataConfig, who: str) -> Tensor:
+    if isinstance(inputs, list):
+        inputs = _stacked(inputs, config, who)
+    tensor = torch.as_tensor(inputs).detach().cpu()
+    if tensor.ndim < 2:
+        raise DataError(f"the data of {who} have shape {tuple(tensor.shape)}, expected (samples, ...). Add an axis.")
+    if len(tensor) < 2:
+        raise DataError(f"{who} has {len(tensor)} samples, expected at least 2. Add some.")
+    if tensor.dtype == torch.uint8:
+        return _as_images(tensor, config, who)
+    if tensor.is_floating_point():
+        tensor = tensor.float()
+        if not bool(tensor.isfinite().all()):
+            raise DataError(f"the data of {who} have values that are not finite, expected numbers. Clean them first.")
+    return tensor.contiguous()
+
+
+def _stacked(samples: Sequence[Any], config: DataConfig, who: str) -> Any:
+    """Samples of one shape as one array; images of several sizes only where a side is asked for."""
+    from PIL.Image import Image
+
+    if isinstance(samples[0], Image):
+        channels = config.channels or fit_image(samples[0], config.side, None)[1]
+        samples = [fit_image(sample, config.side, channels)[0] for sample in samples]
+    elif not isinstance(samples[0], (np.ndarray, Tensor)):
+        raise DataError(
+            f"a sample of {who} is a {type(samples[0]).__name__}, expected an array, a tensor or a PIL image. "
+            "Convert it."
+        )
+    else:
+        samples = [np.asarray(sample) for sample in samples]
+        if config.side and samples[0].dtype == np.uint8:
+            samples = [_as_images(torch.from_numpy(s)[None], config, who)[0].numpy() for s in samples]
+    for number, sample in enumerate(samples):
+        if sample.shape != samples[0].shape:
+            raise DataError(
+                f"sample {number} of {who} has shape {tuple(sample.shape)} where the first has {samples[0].shape}. "
+                "Make them equal; for images, settings={'data.side': 32} resizes all."
+            )
+    return np.stack(samples)
+
+
+def _as_images(pixels: Tensor, config: DataConfig, who: str) -> Tensor:
+    """(n, channels, side, side), from channels first, channels last or none."""
+    if pixels.ndim == 3:
+        pixels = pixels[:, None]
+    if pixels.ndim == 4 and pixels.shape[1] not in (1, 3) and pixels.shape[3] in (1, 3):
+        pixels = pixels.permute(0, 3, 1, 2)
+    if pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
+        raise DataError(
+            f"the data of {who} are uint8 of shape {tuple(pixels.shape)}, expected images: (n, height, width), "
+            "with 1 or 3 channels before or after. Drop other channels; what is no image should be float."
+        )
+    channels, side = config.channels or pixels.shape[1], config.side
+    if pixels.shape[1] == channels and (side is None or tuple(pixels.shape[2:]) == (side, side)):
+        return pixels.contiguous()
+    from PIL.Image import fromarray
+
+    rows = (image.permute(1, 2, 0).squeeze(2).numpy() for image in pixels)
+    return torch.from_numpy(np.stack([fit_image(fromarray(row), side, channels)[0] for row in rows]))
+
+
+def _labeled(inputs: Tensor, labels: Any, who: str, skipped: int = 0) -> Images:
+    if labels is None:
+        return Images(inputs, None, skipped=skipped)
+    values = labels.tolist() if isinstance(labels, (np.ndarray, Tensor)) else list(labels)
+    if len(values) != len(inputs):
+        raise DataError(f"{who} has {len(inputs)} samples and {len(values)} labels, expected one for each. Check both.")
+    values = [value.item() if isinstance(value, (np.generic, Tensor)) else value for value in values]
+    odd = next((value for value in values if not isinstance(value, (int, str)) or isinstance(value, bool)), None)
+    if odd is not None:
+        raise DataError(f"a label of {who} is {odd!r}, expected a whole number or a word for each class. Convert them.")
+    classes = sorted(set(values), key=lambda value: (isinstance(value, str), value))
+    numbers = {value: number for number, value in enumerate(classes)}
+    return Images(inputs, torch.tensor([numbers[value] for value in values]), tuple(map(str, classes)), skipped)

@@ -1,0 +1,20 @@
+"""What a user might bring."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    def __init__(self, inputs: int = 1, width: int = 24) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, 8, 3, 2, 1)
+        self.out = nn.Linear(8, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.conv(x).relu().mean((2, 3)))
+
+
+def net(**options: int) -> Net:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Net(**options)

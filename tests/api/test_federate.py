@@ -1,0 +1,136 @@
+"""federate(...): the same training as everywhere, on objects of this process."""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pieces import net
+
+import hetero_ssfl.federation.engine as engine
+from hetero_ssfl import Client, Run, RunFolder, federate, load_config, start
+from hetero_ssfl.data import Images
+from hetero_ssfl.errors import RunError
+from hetero_ssfl.federation.inprocess import InlineGrid
+from hetero_ssfl.federation.simulated import client_name
+from hetero_ssfl.runs import load_tensors
+
+
+def final_bits(folder: RunFolder) -> dict[str, torch.Tensor]:
+    found = dict(load_tensors(folder.path / "server.safetensors")[0])
+    for path in sorted((folder.path / "models").rglob("encoder.safetensors")):
+        found |= {f"{path.parent.name}/{key}": value for key, value in load_tensors(path)[0].items()}
+    return found
+
+
+def same(a: RunFolder, b: RunFolder) -> bool:
+    first, second = final_bits(a), final_bits(b)
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_a_table_has_a_row_per_client_in_the_order_given(run: Run) -> None:
+    table = run.table()
+    assert list(table.index) == ["own-net", "client-001", "client-002"]
+    assert list(table["encoder"]) == ["Net", "resnet8(width=8)", "vit(width=16, depth=1, heads=2)"]
+    assert table.loc["own-net", "parameters"] == sum(p.numel() for p in net().parameters())
+    assert table["mutual_cka"].between(-0.2, 1).all()
+    assert (
+        table[["loss_ssl", "loss_alignment", "spread", "effective_rank", "linear_all", "knn_all"]]
+        .notna()
+        .all(axis=None)
+    )
+    assert table.loc["client-002", ["linear_own"]].isna().all()  # it has no labels to say what is its own
+    assert set(run.events()["event"]) >= {"client", "round", "evaluation"}
+
+
+def test_a_trained_encoder_is_returned_and_the_users_is_left_alone(run: Run, clients: list[Client]) -> None:
+    trained, given = run.encoder("own-net"), clients[0].encoder
+    assert not trained.training
+    assert torch.equal(trained(torch.ones(2, 1, 16, 16)), run.encoder(0)(torch.ones(2, 1, 16, 16)))
+    assert not torch.equal(trained.conv.weight, given.conv.weight)
+    assert all(torch.equal(p, q) for p, q in zip(given.parameters(), net().parameters(), strict=True))
+    with pytest.raises(RunError, match="no client 3, expected 0 to 2"):
+        run.encoder(3)
+
+
+def test_an_instance_starts_from_its_own_weights(clients: list[Client], digits: Images, tmp_path: Path) -> None:
+    other = copy.deepcopy(clients[0].encoder)
+    assert isinstance(other, torch.nn.Module)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(3)
+    federation = [Client(clients[0].data, other), Client(clients[1].data, "resnet8(width=8)")]
+    tiny = {"optim.lr": 1e-12, "rounds": 1, "evaluation.every": 0, "local_epochs": 1}
+    run = federate(federation, 16, config="smoke", run_dir=tmp_path / "r", settings=tiny, progress=False)
+    assert torch.allclose(run.encoder(0).conv.weight, other.conv.weight, atol=1e-6)
+
+
+def test_training_is_that_of_a_simulated_run_bit_for_bit(tmp_path: Path, digits: Images) -> None:
+    config = load_config("smoke", ["evaluation.every=0", "rounds=1"])
+    simulated = start(config, tmp_path / "simulated", lambda _: None)
+    rows = load_tensors(simulated.path / "split.safetensors")[0]
+    parts = [digits.pixels[rows[client_name(k)]] for k in range(3)]
+    federation = [Client(x, config.model_of(k).encoder) for k, x in enumerate(parts)]
+    given = federate(federation, digits.pixels[rows["rad"]], config=config, run_dir=tmp_path / "given", progress=False)
+    assert same(simulated, given.folder)
+
+
+def test_one_after_another_in_this_process_gives_the_same_bits(
+    run: Run, clients: list[Client], digits: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.torch.cuda, "is_initialized", lambda: True)  # as on a machine with a GPU in use
+    grids, real = [], InlineGrid.__enter__
+    monkeypatch.setattr(InlineGrid, "__enter__", lambda self: grids.append(self) or real(self))
+    inline = federate(clients, digits.pixels[600:650], config="smoke", run_dir=tmp_path / "r", progress=False)
+    assert len(grids) == 1
+    assert same(run.folder, inline.folder)
+
+
+def test_a_fork_works_after_this_process_has_trained_on_several_threads(digits: Images, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    x = torch.randn(500, 500, requires_grad=True)
+    (x @ x).sum().backward()
+    federation = [Client(digits.pixels[:50], net()), Client(digits.pixels[50:100], net())]
+    federate(federation, 8, config="smoke", rounds=1, run_dir=tmp_path / "r", progress=False)
+    assert torch.get_num_threads() == 4
+    torch.set_num_threads(before)
+
+
+# --- called again ---
+
+
+def test_a_finished_run_is_returned_at_once(run: Run, clients: list[Client], digits: Images) -> None:
+    seen: list[object] = []
+    again = federate(clients, digits.pixels[600:650], config="smoke", run_dir=run.path, progress=seen.append)
+    assert not seen
+    assert again.table().equals(run.table())
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"settings": {"alignment.mu": 1}}, "settings"),
+        ({"rad": np.s_[601:651]}, "data in its RAD"),
+        ({"encoder": net(width=25)}, "data or another encoder of own-net"),
+        ({"data": np.s_[1:200]}, "data or another encoder of own-net"),
+        ({"name": "other"}, "clients"),
+    ],
+)
+def test_a_folder_with_another_run_is_refused(
+    run: Run, clients: list[Client], digits: Images, change: dict, what: str
+) -> None:
+    rows, rad = change.get("data", np.s_[:200]), digits.pixels[change.get("rad", np.s_[600:650])]
+    encoder = change.get("encoder", clients[0].encoder)
+    first = Client(digits.pixels[rows], encoder, change.get("name", "own-net"), labels=digits.labels[rows])
+    settings = change.get("settings", {})
+    with pytest.raises(RunError, match=f"holds a run with other {what}. Choose another run_dir"):
+        federate([first, *clients[1:]], rad, config="smoke", settings=settings, run_dir=run.path, progress=False)
+
+
+def test_runs_get_folders_of_their_own(clients: list[Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "smoke-local-seed3").mkdir(parents=True)
+    run = federate(clients[:1], 8, "local", config="smoke", rounds=1, seed=3, progress=False)
+    assert run.path == Path("runs/smoke-local-seed3-2")
