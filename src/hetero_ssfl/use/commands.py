@@ -44,7 +44,7 @@ def embed(
 
     Examples:
       hetero-ssfl embed runs/a --client 2 --images photos -o features.parquet
-      hetero-ssfl embed state/federations/ID/model --images scans.parquet -o features.npy
+      hetero-ssfl embed state/federations/ID/model --images scans -o scans.npy
     """
     from .embedding import check_output, open_images, save_features
     from .embedding import embed as embed_images
@@ -123,7 +123,8 @@ def neighbours(
 
     Examples:
       hetero-ssfl neighbours runs/a -o neighbours.html
-      hetero-ssfl neighbours runs/a --client 2 --images photos --query cat.png -k 12 -o cats.html
+      hetero-ssfl neighbours runs/a --client 2 --query 17 -k 12 -o page.html
+      hetero-ssfl neighbours runs/a --images photos --query cat.png -o cats.html
     """
     from .models import find_models
     from .neighbours import Search, write_page
