@@ -75,7 +75,7 @@ def write_images(folder: Path, count: int) -> Path:
 
 
 class Memory(threading.Thread):
-    """The largest sum of resident memory over this process and all that come from it, in MB."""
+    """The largest sum of memory over this process and all that come from it, in MB."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -102,11 +102,12 @@ def _family() -> set[int]:
 
 
 def _resident_mb(process: int) -> float:
+    """Memory of a process, what it shares with others divided among them (PSS): forked workers share the libraries."""
     try:
-        pages = int(Path("/proc", str(process), "statm").read_text().split()[1])
-    except (OSError, IndexError):
+        lines = Path("/proc", str(process), "smaps_rollup").read_text().splitlines()
+    except OSError:
         return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)
 
 
 @contextmanager

@@ -96,6 +96,7 @@ def train(
                 sums += values
                 rank = effective_rank(projection.detach()) if step == steps - 1 else 0.0
                 client.progress(done, float(values[0] + values[1]))
+    optimiser.zero_grad(set_to_none=True)  # a client that waits for its next round needs no gradients
     ssl, term_mean, spread = (sums / (steps * config.local_epochs)).tolist()
     if not math.isfinite(ssl + term_mean):
         raise FloatingPointError(

@@ -1,5 +1,6 @@
 """Participants with their own disk, model and images; the server's loop as nodes come, go, change and misbehave."""
 
+import gc
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hetero_ssfl.federation.records import rad_of, settings_of
 from hetero_ssfl.federation.server_app import Server
 from hetero_ssfl.federation.simulated import set_up_for_nodes
 from hetero_ssfl.federation.status import reporting
+from hetero_ssfl.models import Learner
 from hetero_ssfl.report.status import read_status
 from hetero_ssfl.report.tables import Result, results_table
 from hetero_ssfl.runs import RunFolder, load_tensors
@@ -88,6 +90,17 @@ def test_worker_processes_and_a_grid_in_one_thread_give_the_same_bits(rig: Rig, 
     assert len(list(reevaluate(there, config, "test"))) == 3
     with pytest.raises(RunError, match="on other machines"):
         list(reevaluate(here, config, "test"))
+
+
+def test_a_client_that_leaves_the_cache_is_freed_at_once(rig: Rig) -> None:
+    """Not when Python next looks for cycles: tensors weigh nothing there, so that is too late."""
+    gc.collect()
+    gc.disable()
+    try:
+        rig.run()
+        assert sum(isinstance(thing, Learner) for thing in gc.get_objects()) <= 1  # the last one that was at work
+    finally:
+        gc.enable()
 
 
 def test_a_missing_settings_file_is_named_before_anything_is_written(tmp_path: Path) -> None:
