@@ -35,6 +35,7 @@ from .federation.given import GivenSite, Member, host, set_up_given
 from .federation.nodes import Listener
 from .federation.records import NAME
 from .federation.simulated import client_name
+from .federation.tensorboard import check_tracking
 from .methods import Method, method_for
 from .plugins import GIVEN, give, spec_of
 from .progress import RunView
@@ -117,6 +118,7 @@ def federate(
     members, shared = _read(clients, names, models, rad, base)
     final = _fill_in(base, names, models, len(shared))
     method_for(final)
+    check_tracking(final)
     site = GivenSite(tuple(members), shared, tuple(kept))
     folder = _open_or_create(_run_dir(run_dir, final), final, site)
     host(folder, site)

@@ -194,4 +194,4 @@ def test_an_encoder_of_other_data_is_not_fed_images(tmp_path: Path, call: Call) 
     assert ModelFolder.read(tmp_path / "model").shape == (6, 128)
     code, _, said = call("embed", tmp_path / "model", "--images", "digits", "-o", tmp_path / "f.npy")
     assert code == 2
-    assert "takes inputs of shape (6, 128), not images" in said
+    assert "takes inputs of shape (6, 128), not square images" in said

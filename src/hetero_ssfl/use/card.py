@@ -31,12 +31,13 @@ LIMITS = """## Limits
 def model_card(model: ModelFolder, spec: str, files: Mapping[str, str]) -> str:
     """Markdown with front matter; `files` are the model's files by format."""
     card, shape, side = model.card, ", ".join(map(str, model.shape)), model.shape[-1]
-    takes, given = f"inputs of shape ({shape})", f"Inputs are float32 of shape (n, {shape})."
+    scaled = " with values from 0 to 1" if "mean" in card["input"] else ""
+    takes, given = f"inputs of shape ({shape})", f"Inputs are float32 of shape (n, {shape}){scaled}."
     if model.takes_images:
         takes = f"{'grey' if model.shape[0] == 1 else 'colour'} images of {side} x {side} pixels"
         given = (
             f"Images are resized so that the shorter side fits, cropped to the middle {side} x {side} pixels, and "
-            f"given as float32 of shape (n, {shape}) with values from 0 to 1."
+            f"given as float32 of shape (n, {shape}){scaled}."
         )
     parts = [
         HEAD,
@@ -125,7 +126,7 @@ def _loading(kind: str, file: str, model: ModelFolder, spec: str) -> str:
                 f"features = encoder.eval()((images - {mean}) / {std})",
             ],
         )
-    inside = "" if kind == "safetensors" else "The normalisation is inside.\n\n"
+    inside = "The normalisation is inside.\n\n" if kind != "safetensors" and "mean" in model.card["input"] else ""
     return f"### {title}\n\n{inside}```python\n" + "\n".join(code) + "\n```"
 
 

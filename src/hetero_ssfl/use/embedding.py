@@ -44,7 +44,7 @@ def open_images(model: ModelFolder, source: str, on_bad_image: OnBad = "error") 
     """How many images a source has, and each in the shape that a model takes."""
     if not model.takes_images:
         raise ConfigError(
-            f"{model.client}'s encoder takes inputs of shape {model.shape}, not images. Use it from Python."
+            f"{model.client}'s encoder takes inputs of shape {model.shape}, not square images. Use it from Python."
         )
     takes = {"channels": model.shape[0], "side": model.shape[-1]}
     return each_image(DataConfig.model_validate({"source": source, "on_bad_image": on_bad_image, **takes}))

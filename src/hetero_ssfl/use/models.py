@@ -52,11 +52,12 @@ class ModelFolder:
 
     @property
     def takes_images(self) -> bool:
-        return "channels" in self.card["input"]
+        """Square ones, which is what any image can be made into."""
+        return "channels" in self.card["input"] and len(self.shape) == 3 and self.shape[1] == self.shape[2]
 
     @property
     def normalisation(self) -> tuple[float, float]:
-        """Mean and deviation that inputs are brought to; for what is not an image, that is its owner's business."""
+        """Mean and deviation by which pixel values from 0 to 1 are normalised; other data goes in as it is."""
         given = self.card["input"]
         return given.get("mean", 0.0), given.get("std", 1.0)
 
