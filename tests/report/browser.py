@@ -6,6 +6,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -112,3 +113,9 @@ class Browser:
         answer = self.order("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(answer["data"]))
+
+
+if __name__ == "__main__":  # the picture in the docs: python tests/report/browser.py PAGE.html docs/assets/report.png
+    with Browser() as shown:
+        shown.open(Path(sys.argv[1]), 1280, 1340)
+        shown.screenshot(Path(sys.argv[2]), whole=False)

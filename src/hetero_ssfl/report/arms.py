@@ -55,7 +55,7 @@ class Arm:
 
     def name(self, client: str) -> str:
         """Short, with its architecture: what a reader tells clients apart by."""
-        return f"{client} {self.encoder(client).partition('(')[0]}".strip()
+        return f"{client} {self.encoder(client).removeprefix('given:').partition('(')[0]}".strip()
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [e for e in self.events if e.get("event") == kind]

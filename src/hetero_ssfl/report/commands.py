@@ -17,7 +17,10 @@ def report(
 ) -> None:
     """Write one HTML page about one or more runs: nothing else is needed to read it, not even a network.
 
-    Examples: `hetero-ssfl report runs/a`, `hetero-ssfl report demo-run/seed0/* -o demo.html`.
+    Examples:
+      hetero-ssfl report runs/a
+      hetero-ssfl report demo-run/seed0/alone demo-run/seed0/together -o demo.html
+      hetero-ssfl report runs/a --map tsne
     """
     from .page import write_report
 

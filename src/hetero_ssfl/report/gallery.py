@@ -15,7 +15,7 @@ from . import svg
 from .arms import Arm, is_number, without_folders
 from .blocks import WORDS, Block, Figure, Figures, Folded, Rows, Section, Text, Tiles
 from .looks import Look, Map, are_pictures, look, mean_off_diagonal, plane, rad_of, shown_rows, thumbnail
-from .sections import UNTRAINED, legend
+from .sections import UNTRAINED, legend, names_of
 
 NEIGHBOURS = 5
 QUERIES = 4
@@ -47,13 +47,13 @@ def read_views(arms: Sequence[Arm]) -> tuple[list[View], list[str]]:
     """Untrained, then each run after training; and why some are missing."""
     last, views, reasons = arms[-1], [], []
     wanted = [("untrained", UNTRAINED, last, False)]
-    wanted += [(arm.label if len(arms) > 1 else "trained", arm.style, arm, True) for arm in arms]
+    wanted += [(name, arm.style, arm, True) for arm, name in zip(arms, names_of(arms), strict=True)]
     for label, style, arm, trained in wanted:
         try:
             views.append(View(label, style, arm, look(arm.folder, trained)))
         except (HeteroSSFLError, RuntimeError) as error:  # RuntimeError: weights of a model that has changed since
             if trained:
-                reasons.append(without_folders(f"{arm.label}: its encoders cannot be asked here ({error})"))
+                reasons.append(without_folders(f"{arm.label}: its encoders cannot be asked here. {error}"))
     return views, reasons
 
 
@@ -123,9 +123,9 @@ def _likeness(arms: Sequence[Arm], views: Sequence[View], reasons: Sequence[str]
         label = f"Mean mutual CKA of the clients over the rounds, {arm.label}"
         curve = Figure("mean over pairs", svg.line_chart([svg.Line(arm.style, line)], "round", label, width=280))
         words = (
-            f"Over the rounds, {arm.label}: from the kernels that the clients sent. These are weighted as the alignment"
+            f"Over the rounds, {arm.label}: from the kernels that the clients sent, weighted as the alignment has them"
         )
-        blocks.append(Text(f"{words} weights them, so their figures differ from those of the plain features above."))
+        blocks.append(Text(f"{words}{'; figures of plain features, above, differ' if views else ''}."))
         blocks.append(Figures([*figures, curve] if curve.drawing else figures, "small"))
     sentences = [*reasons]
     if not blocks:
@@ -174,7 +174,7 @@ def _spectrum(arms: Sequence[Arm], views: Sequence[View], reasons: Sequence[str]
     if not figures:
         return Section("spectrum", title, " ".join(map(_sentence, reasons)) or "There is no kernel to look at.")
     intro = "Each direction's share, largest first: a steep fall means that the clients agree on few directions only."
-    return Section("spectrum", title, intro, [legend(arms, bool(views)), Figures(figures)])
+    return Section("spectrum", title, intro, [*legend(arms, bool(views)), Figures(figures)])
 
 
 def _shares(style: str, label: str, shares: Sequence[float]) -> svg.Line:

@@ -15,8 +15,9 @@ from .tables import Result, compare_rows, metric_names, spread
 MOST_ROWS = 100
 MOST_DRAWN = 30
 UNTRAINED = "cu"
+SUPERVISED = {"fedavg"}
 FIGURES = {
-    "loss_ssl": "self-supervised loss",
+    "loss_ssl": "loss on its own images",
     "loss_alignment": "alignment loss, 0 is agreement with all",
     "effective_rank": "effective rank of a client's kernel",
     "spread": "feature spread, 0 is collapse",
@@ -47,10 +48,16 @@ def images_of(arms: Sequence[Arm]) -> str:
     return "test" if all(arm.finished for arm in arms) else "validation"
 
 
-def legend(arms: Sequence[Arm], untrained: bool = False) -> Legend:
-    entries = [(arm.style, arm.label) for arm in arms]
+def names_of(arms: Sequence[Arm]) -> list[str]:
+    """One run is compared with its own beginning."""
+    return [arm.label for arm in arms] if len(arms) > 1 else ["trained"]
+
+
+def legend(arms: Sequence[Arm], untrained: bool = False) -> list[Block]:
+    """Nothing where there is nothing to tell apart."""
+    entries = [(arm.style, name) for arm, name in zip(arms, names_of(arms), strict=True)]
     entries = [(UNTRAINED, "untrained"), *entries] if untrained else entries
-    return Legend([(_swatch(style, label), label) for style, label in entries])
+    return [Legend([(_swatch(style, label), label) for style, label in entries])] if len(entries) > 1 else []
 
 
 def _swatch(style: str, label: str) -> Markup:
@@ -65,14 +72,15 @@ def summary(arms: Sequence[Arm], metric: str | None) -> list[str]:
     last = arms[-1]
     config = last.result.config
     encoders = {last.encoder(client) for client in last.clients} - {""}
-    who = f"{_count(len(last.clients), 'client')} with {_count(len(encoders), 'different encoder')}"
-    data = f"images of {without_folders(config.data.source)}" if last.folder.simulated else "images of their own"
+    who = _count(len(last.clients), "client")
+    who += f" with {len(encoders)} different encoders" if len(encoders) > 1 else " with the same encoder"
+    data = f"images of {without_folders(config.data.source)}" if last.folder.simulated else "data of their own"
     seeds = ", ".join(map(str, sorted({arm.result.config.seed for arm in arms})))
     span = f"{_count(config.rounds, 'round')}, seed {seeds}"
     if len(arms) == 1:
         how = METHODS.get(config.method, f"trained with {config.method}").format(rad=config.rad.size)
         sentences = [f"{who} {how}. They trained on unlabeled {data} for {span}."]
-        if config.method == "fedavg":
+        if config.method in SUPERVISED:
             sentences = [f"{who} {how} on labeled {data} for {span}."]
     else:
         runs = ", ".join(f"{arm.label} ({arm.result.config.method})" for arm in arms)
@@ -115,8 +123,8 @@ def key_figures(arms: Sequence[Arm], metric: str | None) -> list[tuple[str, str,
     if metric:
         if arms[-1].untrained:
             cards.append((UNTRAINED, _percent(_column(arms[-1].untrained, metric)), "untrained"))
-        for arm in arms[-5:]:
-            cards.append((arm.style, _percent(arm.result.scores(metric)), arm.label if len(arms) > 1 else "trained"))
+        for arm, name in list(zip(arms, names_of(arms), strict=True))[-5:]:
+            cards.append((arm.style, _percent(arm.result.scores(metric)), name))
     last = arms[-1]
     up, down = (sum(_bytes(last, key).values()) for key in ("bytes_up", "bytes_down"))
     cards.append(("", volume(up + down), "sent in all, both ways" + (f", {last.label}" if len(arms) > 1 else "")))
@@ -154,7 +162,7 @@ def accuracy(arms: Sequence[Arm], metric: str | None) -> Section:
     if not held:
         intro += " Who holds which classes is not known here: participants brought their own images."
     blocks = [
-        legend(arms, bool(last.untrained)),
+        *legend(arms, bool(last.untrained)),
         Figures([Figure("Accuracy, client by client", drawing), *held], "large"),
         _accuracy_table(arms, clients, base, metric),
     ]
@@ -179,7 +187,9 @@ def _holdings(arms: Sequence[Arm]) -> list[Figure]:
             f"{client}: {arm.result.holdings(client)}" for client in list(counts)[:12]
         )
         total = f"{sum(map(sum, counts.values())):,} images at {_count(len(counts), 'client')}"
-        note = f"{total}; a circle's area is the number of images. Labels only divide the clients: no loss reads them."
+        note = f"{total}; a circle's area is the number of images."
+        if not any(a.result.config.method in SUPERVISED for a in arms):
+            note += " Labels only divide the clients: no loss reads them."
         name = "Images of each class" + (f", {arm.label}" if len(divided) > 1 else "")
         figures.append(Figure(name, svg.bubbles(drawn, classes, arm.style, label), note))
     return figures
@@ -221,8 +231,7 @@ def _accuracy_table(arms: Sequence[Arm], clients: list[str], base: Mapping[str, 
             others[list(arms).index(arm)] = _figure(shared)
             foot.append(["one model for all", "", *others, "", "", "", ""])
     than = "difference to " + ("untrained" if len(arms) == 1 else arms[0].label)
-    names = ["trained"] if len(arms) == 1 else [arm.label for arm in arms]
-    head = ["client", "untrained", *names, than, "parameters", "holds", "encoder"]
+    head = ["client", "untrained", *names_of(arms), than, "parameters", "holds", "encoder"]
     more = f"; the first {MOST_ROWS} of {len(clients)}" if len(clients) > MOST_ROWS else ""
     return Rows(f"Accuracy in percent, {metric_words(metric)}{more}", head, rows, range(1, len(arms) + 4), foot)
 
@@ -236,8 +245,7 @@ def _other_probes(arms: Sequence[Arm], metrics: Sequence[str]) -> Rows:
         ]
         for metric in metrics
     ]
-    names = ["trained"] if len(arms) == 1 else [arm.label for arm in arms]
-    return Rows("Mean ± deviation over clients, percent", ["probe", "untrained", *names], rows)
+    return Rows("Mean ± deviation over clients, percent", ["probe", "untrained", *names_of(arms)], rows)
 
 
 def _over_seeds(arms: Sequence[Arm], metric: str) -> list[Block]:
@@ -280,7 +288,7 @@ def curves(arms: Sequence[Arm], metric: str | None) -> Section:
     intro = "The line is the mean over clients, the band reaches from the lowest client to the highest."
     if len(arms) == 1:
         intro += " Thin lines are single clients."
-    return Section("rounds", "Round by round", intro, [legend(arms), Figures(figures[:12])])
+    return Section("rounds", "Round by round", intro, [*legend(arms), Figures(figures[:12])])
 
 
 def _span(arms: Sequence[Arm]) -> tuple[int, int]:
@@ -318,7 +326,7 @@ def costs(arms: Sequence[Arm]) -> Section:
     head = ["run", "up", "down", "up per client and round", "rounds", "time in rounds", "median round"]
     blocks: list[Block] = [Rows("Sent, and how long it took", head, [_cost_row(arm) for arm in arms])]
     if figures:
-        blocks = [legend(arms), Figures(figures), *blocks]
+        blocks = [*legend(arms), Figures(figures), *blocks]
     last = arms[-1]
     up, down = (_bytes(last, key) for key in ("bytes_up", "bytes_down"))
     if any(up.values()) or any(down.values()):
