@@ -167,7 +167,7 @@ def test_a_side_resizes_and_crops_to_the_centre(tmp_path):
 def test_mixed_sizes_are_refused_with_the_remedy_or_left_out(tmp_path):
     source = folder(tmp_path / "set", [png(0), png(1), png(2, 9, 9), png(3)])
     message = refusal(source)
-    assert "image 1 of" in message
+    assert "image 1 (02.png) of" in message
     assert "is 9x9 pixels where the first is 8x8 (data.side resizes all)" in message
     got = load(source, on_bad_image="skip")
     assert torch.equal(got.pixels, expected([0, 1, 3]))
@@ -178,7 +178,7 @@ def test_mixed_sizes_are_refused_with_the_remedy_or_left_out(tmp_path):
 def test_a_broken_image_is_refused_by_number_or_left_out(tmp_path, broken):
     source = folder(tmp_path / "set", [png(0), png(1), broken, png(3)])
     message = refusal(source)
-    assert "image 1 of" in message
+    assert "image 1 (02.png) of" in message
     assert "data.on_bad_image = 'skip'" in message
     got = load(source, on_bad_image="skip")
     assert torch.equal(got.pixels, expected([0, 1, 3]))
@@ -190,12 +190,12 @@ def test_a_folder_of_broken_images_alone_is_refused(tmp_path):
 
 
 def test_an_empty_folder_is_refused(tmp_path):
-    assert f"'{tmp_path}' is empty, expected images" in refusal(tmp_path)
+    assert f"'{tmp_path}' holds nothing, expected images" in refusal(tmp_path)
 
 
 def test_a_folder_without_images_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("no images here")
-    assert f"cannot load '{tmp_path}'" in refusal(tmp_path)
+    assert f"'{tmp_path}' holds no images but notes.txt" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("source", ["nothing", "./not/here", "/not/here", "~/not-here", "a/b/c"])

@@ -24,7 +24,7 @@ Data: TypeAlias = Any
 def read_given(data: Data, labels: Any, config: DataConfig, who: str) -> Images:
     """All there is, with labels where there are any."""
     if isinstance(data, (str, Path)):
-        config = config.model_copy(update={"source": str(data)})
+        config = _source(data, config)
         train = load_images(config, "train")
         if labels is None and train.labels is not None:
             return joined([train, load_images(config, "test")])
@@ -48,7 +48,7 @@ def read_with_test(data: Data, labels: Any, test: Data, config: DataConfig, who:
             )
         return read_given(data, labels, config, who), held_out
     if isinstance(data, (str, Path)) and labels is None:
-        source = config.model_copy(update={"source": str(data)})
+        source = _source(data, config)
         train = load_images(source, "train")
         if train.labels is not None:
             return train, load_images(source, "test")
@@ -57,6 +57,12 @@ def read_with_test(data: Data, labels: Any, test: Data, config: DataConfig, who:
         return images, images.subset(torch.arange(0))
     train_rows, test_rows = (fixed_fifth(len(images), split) for split in ("train", "test"))
     return images.subset(train_rows), images.subset(test_rows)
+
+
+def _source(data: str | Path, config: DataConfig) -> DataConfig:
+    if isinstance(data, Path) and not data.expanduser().exists():
+        raise DataError(f"there is no file or folder '{data}'. Check the path.")
+    return config.model_copy(update={"source": str(data)})
 
 
 def joined(parts: Sequence[Images]) -> Images:
@@ -109,7 +115,7 @@ def _samples(data: Data, who: str) -> tuple[Any, list[Any] | None]:
 def _as_tensor(inputs: Any, config: DataConfig, who: str) -> Tensor:
     if isinstance(inputs, list):
         inputs = _stacked(inputs, config, who)
-    tensor = torch.as_tensor(inputs).detach().cpu()
+    tensor = inputs.detach().cpu() if isinstance(inputs, Tensor) else _from_numpy(inputs, who)
     if tensor.ndim < 2:
         raise DataError(f"the data of {who} have shape {tuple(tensor.shape)}, expected (samples, ...). Add an axis.")
     if len(tensor) < 2:
@@ -121,6 +127,13 @@ def _as_tensor(inputs: Any, config: DataConfig, who: str) -> Tensor:
         if not bool(tensor.isfinite().all()):
             raise DataError(f"the data of {who} have values that are not finite, expected numbers. Clean them first.")
     return tensor.contiguous()
+
+
+def _from_numpy(array: np.ndarray, who: str) -> Tensor:
+    try:
+        return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # copied only where torch cannot share it
+    except TypeError:
+        raise DataError(f"the data of {who} are an array of {array.dtype}, expected numbers. Convert them.") from None
 
 
 def _stacked(samples: Sequence[Any], config: DataConfig, who: str) -> Any:
@@ -138,7 +151,7 @@ def _stacked(samples: Sequence[Any], config: DataConfig, who: str) -> Any:
     else:
         samples = [np.asarray(sample) for sample in samples]
         if config.side and samples[0].dtype == np.uint8:
-            samples = [_as_images(torch.from_numpy(s)[None], config, who)[0].numpy() for s in samples]
+            samples = [_as_images(_from_numpy(s[None], who), config, who)[0].numpy() for s in samples]
     for number, sample in enumerate(samples):
         if sample.shape != samples[0].shape:
             raise DataError(

@@ -182,8 +182,9 @@ def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list
                 raise ValueError(f"is {found} pixels where the first is {expected} (data.side resizes all)")
         except (OSError, ValueError, SyntaxError) as error:  # PIL raises all three for broken files
             if config.on_bad_image == "error":
+                which = f"image {number}" + (f" ({Path(encoded).name})" if isinstance(encoded, str) else "")
                 raise DataError(
-                    f"image {number} of {what} {_reason(error)}. "
+                    f"{which} of {what} {_reason(error)}. "
                     "Repair or remove it, or set data.on_bad_image = 'skip' to leave such images out."
                 ) from None
             bad[_reason(error)] += 1

@@ -1,5 +1,6 @@
 """Where images come from: a name we know, a local folder or table, a hub id; encoded, with labels if there are any."""
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ HUB_IDS = {
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
 TEST_SPLITS = ("test", "valid", "validation")
+SUFFIXES = (".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tga", ".tif", ".tiff", ".webp")
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # of the `datasets` library, beside the images
+
+log = logging.getLogger(__name__)
 
 
 def fixed_fifth(count: int, split: str) -> Tensor:
@@ -45,7 +50,8 @@ def locate(source: str) -> Path | str:
     if path.exists():
         return path
     parts = source.split("/")
-    if len(parts) == 2 and all(parts) and not source.startswith((".", "~")):
+    looks_local = source.startswith((".", "~")) or Path(parts[0]).is_dir()
+    if len(parts) == 2 and all(parts) and not looks_local:
         return source
     raise DataError(
         f"no data at '{source}', expected digits, {', '.join(HUB_IDS)}, a local file or folder, "
@@ -136,17 +142,36 @@ def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
             for table in tables:
                 files.setdefault(_split_of(table.stem), []).append(str(table))
             return dict(datasets.load_dataset("parquet", data_files=files))
-        if not any(source.iterdir()):
-            raise DataError(f"'{source}' is empty, expected images. Put them there or correct data.source.")
+        _check_folder(source)
         return dict(datasets.load_dataset("imagefolder", data_dir=str(source)))
     except DataError:
         raise
     except Exception as error:  # the library raises many kinds; each means that this source is unusable
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        remedy = "Check that it holds images."
+        if isinstance(source, str):
+            remedy = (
+                f"There is no file or folder '{source}' here: correct the path. A hub id needs a network connection "
+                "the first time (or a folder of that name under HETERO_SSFL_DATA)."
+            )
+        raise DataError(f"cannot load '{source}': {reason}. {remedy}") from None
+
+
+def is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and path.is_file()
+
+
+def _check_folder(folder: Path) -> None:
+    """There are images in it; other files are left out, which is worth a word."""
+    files = [f for f in sorted(folder.rglob("*")) if f.is_file() and not f.name.startswith(".")]
+    odd = [f for f in files if not is_image(f) and f.name not in METADATA]
+    if len(odd) == len(files):
+        what = f"no images but {odd[0].name}" if odd else "nothing"
         raise DataError(
-            f"cannot load '{source}': {reason}. Check the name and that it holds images; "
-            "a hub id needs a network connection the first time (or a folder of that name under HETERO_SSFL_DATA)."
-        ) from None
+            f"'{folder}' holds {what}, expected images such as .png or .jpg. Put them there or correct the path."
+        )
+    if odd:
+        log.warning("'%s': %d files are not images and are left out, such as %s", folder, len(odd), odd[0].name)
 
 
 def _split_of(stem: str) -> str:

@@ -10,9 +10,7 @@ from torch import Tensor
 from ..config import DataConfig
 from ..errors import DataError
 from .images import decode_image, load_images
-from .sources import locate, open_rows
-
-SUFFIXES = (".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tga", ".tif", ".tiff", ".webp")
+from .sources import is_image, locate, open_rows
 
 
 class Placed(NamedTuple):
@@ -30,7 +28,7 @@ def each_image(config: DataConfig) -> tuple[int, Iterator[Placed]]:
         return len(pixels), (Placed(row, None, image) for row, image in enumerate(pixels))
     source = locate(config.source)
     if isinstance(source, Path) and _holds_files(source):
-        files = [source] if source.is_file() else sorted(f for f in source.rglob("*") if _is_image(f))
+        files = [source] if source.is_file() else sorted(f for f in source.rglob("*") if is_image(f))
         if not files:
             raise DataError(f"'{config.source}' holds no images, expected files such as .png or .jpg. Check the path.")
         root = source.parent if source.is_file() else source
@@ -39,14 +37,10 @@ def each_image(config: DataConfig) -> tuple[int, Iterator[Placed]]:
     return rows.count, _decoded(config, ((encoded, None) for encoded, _ in rows.items()))
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and path.is_file()
-
-
 def _holds_files(source: Path) -> bool:
     """Whether images lie there as files; otherwise it is a table, or a folder of tables."""
     if source.is_file():
-        return _is_image(source)
+        return is_image(source)
     tables = ("dataset_info.json", "dataset_dict.json")
     return not any((source / name).exists() for name in tables) and next(source.rglob("*.parquet"), None) is None
 

@@ -1,0 +1,182 @@
+"""Every kind of data a client may bring becomes the same tensors."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset as ArrowDataset
+from datasets import Features, Value
+from datasets import Image as ImageFeature
+from numpy.typing import NDArray
+from pieces import net
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from hetero_ssfl import Client, federate
+from hetero_ssfl.config import DataConfig
+from hetero_ssfl.data import agree_on_classes, read_given, read_with_test
+from hetero_ssfl.errors import DataError
+
+SIDE = 8
+PLAIN = DataConfig()
+
+
+def pixels(count: int = 10, channels: int = 3, side: int = SIDE) -> NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 255, (count, channels, side, side), dtype=np.uint8)
+
+
+def pictures(channels: int = 3, side: int = SIDE) -> list[Image.Image]:
+    return [Image.fromarray(p.transpose(1, 2, 0).squeeze()) for p in pixels(channels=channels, side=side)]
+
+
+def write(folder: Path, images: list[Image.Image]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, image in enumerate(images):
+        image.save(folder / f"{number}.png")
+    return folder
+
+
+class Pairs(Dataset[tuple[Image.Image, int]]):
+    """Has a length and items, and is not iterable."""
+
+    __iter__ = None
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, k: int) -> tuple[Image.Image, int]:
+        return pictures()[k], k % 2
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.from_numpy(pixels()))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_may_be_first_last_or_left_out(channels: int) -> None:
+    first = pixels(channels=channels)
+    forms = [first, first.transpose(0, 2, 3, 1), torch.from_numpy(first), list(first), pictures(channels)]
+    forms += [first[:, 0]] if channels == 1 else []
+    for form in forms:
+        assert np.array_equal(read_given(form, None, PLAIN, "a").pixels, first)
+
+
+def test_datasets_bring_their_labels() -> None:
+    wanted = pixels()
+    labels = [k % 2 for k in range(10)]
+    arrow = ArrowDataset.from_dict({"img": pictures(), "label": labels}).cast_column("img", ImageFeature())
+    for data in (Pairs(), TensorDataset(torch.from_numpy(wanted), torch.tensor(labels)), arrow):
+        found = read_given(data, None, PLAIN, "a")
+        assert np.array_equal(found.pixels, wanted)
+        assert found.labels is not None
+        assert found.labels.tolist() == labels
+    for data in (Stream(), TensorDataset(torch.from_numpy(wanted))):
+        found = read_given(data, None, PLAIN, "a")
+        assert np.array_equal(found.pixels, wanted)
+        assert found.labels is None
+
+
+def test_a_folder_without_labels_is_used_whole_flat_or_nested(tmp_path: Path) -> None:
+    write(tmp_path / "flat", pictures())
+    write(tmp_path / "nested" / "2024", pictures()[:5])
+    write(tmp_path / "nested" / "2025" / "may", pictures()[5:])
+    for name in ("flat", "nested"):
+        train, test = read_with_test(str(tmp_path / name), None, None, PLAIN, "a")
+        assert (len(train), len(test), train.labels) == (10, 0, None)
+
+
+def test_with_labels_a_fifth_is_kept_for_testing_unless_there_is_a_test_set(tmp_path: Path) -> None:
+    write(tmp_path / "cats-and-dogs" / "cat", pictures())
+    write(tmp_path / "cats-and-dogs" / "dog", pictures())
+    for data, labels in ((tmp_path / "cats-and-dogs", None), (pixels(20), ["cat", "dog"] * 10)):
+        train, test = read_with_test(data, labels, None, PLAIN, "a")
+        assert (len(train), len(test), train.classes) == (16, 4, ("cat", "dog"))
+    for held_out in ((pixels(4), [0, 1, 1, 0]), Pairs(), tmp_path / "cats-and-dogs"):
+        train, test = read_with_test(pixels(20), [1] * 20, held_out, PLAIN, "a")
+        assert len(train) == 20
+        assert len(test) in (4, 10, 20)
+    with pytest.raises(DataError, match="the test data of a have no labels"):
+        read_with_test(pixels(), [0] * 10, pixels(), PLAIN, "a")
+
+
+def test_a_class_has_the_same_number_at_every_client() -> None:
+    parts = [read_given(pixels(2), names, PLAIN, "a") for names in (["dog", "cat"], ["eel", "dog"], ["10", "9"])]
+    agreed = agree_on_classes([*parts, read_given(pixels(), None, PLAIN, "b")])
+    assert all(part.classes == ("9", "10", "cat", "dog", "eel") for part in agreed)
+    assert [part.labels.tolist() for part in agreed if part.labels is not None] == [[3, 2], [4, 3], [1, 0]]
+
+
+def test_a_side_and_channels_make_images_alike_whatever_they_come_in(tmp_path: Path) -> None:
+    mixed = [*pictures(side=12)[:3], *pictures(1, side=9)[:3]]
+    config = DataConfig(side=8, channels=1)
+    folder = write(tmp_path / "mixed", mixed)
+    arrays = [np.asarray(image) for image in mixed]
+    for form in (mixed, arrays, folder):
+        assert read_given(form, None, config, "a").pixels.shape == (6, 1, 8, 8)
+    assert torch.equal(read_given(mixed, None, config, "a").pixels, read_given(arrays, None, config, "a").pixels)
+    assert read_given(pixels(4, 1, 12), None, DataConfig(side=8, channels=3), "a").pixels.shape == (4, 3, 8, 8)
+
+
+def test_what_is_no_image_stays_as_it_is() -> None:
+    series = np.random.default_rng(0).normal(size=(5, 3, 40))
+    assert torch.equal(read_given(series, None, PLAIN, "a").pixels, torch.from_numpy(series).float())
+    tokens = torch.randint(1000, (5, 12))
+    assert read_given(tokens, None, PLAIN, "a").pixels.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("data", "labels", "message"),
+    [
+        (3.5, None, "the data of a are a float, expected a folder, a data-set id, an array"),
+        ([], None, "the data of a are empty"),
+        (["x", "y"], None, "a sample of a is a str, expected an array"),
+        ([(pixels(1), 0, 0)], None, "items of a have 3 parts"),
+        ([{"photo": 1}], None, "items of a have keys .*'photo'.*, expected image or img"),
+        (np.zeros(5), None, r"have shape \(5,\), expected \(samples, ...\)"),
+        (pixels(1), None, "a has 1 samples, expected at least 2"),
+        (np.zeros((5, 4), np.uint8), None, r"uint8 of shape \(5, 4\), expected images"),
+        (np.zeros((5, 4, 8, 8), np.uint8), None, "Drop other channels"),
+        (np.array([["a"], ["b"]]), None, "an array of <U1, expected numbers"),
+        (np.full((5, 4), np.nan), None, "values that are not finite"),
+        (pixels(), [1, 2], "10 samples and 2 labels"),
+        (pixels(2), [0.5, 1], "a label of a is 0.5, expected a whole number or a word"),
+        ([pixels(1)[0], pixels(1, side=9)[0]], None, r"sample 1 of a has shape \(3, 9, 9\).*'data.side'"),
+    ],
+)
+def test_data_that_cannot_be_used_are_refused_with_a_remedy(data: object, labels: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_given(data, labels, PLAIN, "a")
+
+
+def test_a_federation_of_a_folder_a_table_a_dataset_and_an_array(tmp_path: Path) -> None:
+    folder = write(tmp_path / "folder" / "a", pictures()).parent
+    encoded = [{"bytes": path.read_bytes(), "path": None} for path in sorted((folder / "a").iterdir())]
+    features = Features({"image": ImageFeature(), "label": Value("int64")})
+    table = ArrowDataset.from_dict({"image": encoded, "label": [0, 1] * 5}, features=features)
+    table.to_parquet(tmp_path / "table.parquet")
+    (tmp_path / "shared").mkdir()
+    write(tmp_path / "shared", pictures(1, side=12))
+    federation = [
+        Client(folder, "resnet8(width=4)"),
+        Client(str(tmp_path / "table.parquet"), net(inputs=3)),
+        Client(Pairs(), net(inputs=3)),
+        Client(pixels(), "mobilenet(width=4, depth=1)", labels=[2] * 10),
+    ]
+    alike = {"data.side": SIDE, "data.channels": 3, "data.validation": 0}
+    run = federate(
+        federation,
+        tmp_path / "shared",
+        config="smoke",
+        rounds=1,
+        settings=alike,
+        run_dir=tmp_path / "r",
+        progress=False,
+    )
+    assert list(run.table()["examples"]) == [10, 8, 8, 8]
+    facts = run.folder.read_json("facts.json")
+    assert facts["classes"] == ["0", "1", "2"]
+    assert facts["holdings"]["client-003"] == [0, 0, 8]
