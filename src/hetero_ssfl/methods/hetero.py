@@ -131,7 +131,7 @@ class HeteroSSFL(Method):
         names = [name for name in after.roster if name in after.clients]  # the order decides the last bits
         found: dict[str, Tensor] = {}
         if "sums" not in before.shared and self._fit(after):
-            factors, weights = [after.clients[n]["factor"] for n in names], [self._weight(after, n) for n in names]
+            factors, weights = [after.clients[n]["factor"] for n in names], [self.weight(after, n) for n in names]
             consensus = combine(factors, weights, config.rank)
         else:
             sums = self._sums(before, after, [name for name in before.roster if name in changed])
@@ -155,7 +155,7 @@ class HeteroSSFL(Method):
         for state, sign in ((before, -1), (after, 1)):
             for name in changed:
                 if name in state.clients:
-                    sums = sums.plus(sign * self._weight(state, name), *self._sketched(state.clients[name]))
+                    sums = sums.plus(sign * self.weight(state, name), *self._sketched(state.clients[name]))
         return sums
 
     def _sketched(self, share: Mapping[str, Tensor]) -> tuple[Tensor, float]:
@@ -182,7 +182,8 @@ class HeteroSSFL(Method):
         config = self.config.alignment
         return EXACT if config.form == "factor" else torch.finfo(getattr(torch, config.wire)).eps
 
-    def _weight(self, state: ServerState, name: ClientId) -> float:
+    def weight(self, state: ServerState, name: ClientId) -> float:
+        """w_j of the consensus, before all are scaled to sum 1."""
         weights = self.config.clients.weights
         if isinstance(weights, tuple):
             place = state.roster.index(name)
