@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hetero_ssfl.config import EvaluationConfig
-from hetero_ssfl.evaluation import Labeled, extract_features, few_labels, knn_probe, linear_probe, mutual_cka, probe
-from hetero_ssfl.seeding import global_seed
+from hetero_ssfl.consensus import mutual_cka
+from hetero_ssfl.evaluation import Labeled, extract_features, few_labels, knn_probe, linear_probe, probe
+from hetero_ssfl.evaluation.probes import _fit, _fit_linear
+from hetero_ssfl.seeding import global_seed, rng_for
 
 CONFIG = EvaluationConfig(batch=32)  # enough steps for these small sets
 
@@ -42,6 +44,20 @@ def test_linear_probe_equals_the_plain_loop() -> None:
         nn.functional.cross_entropy(layer(train.x), train.y).backward()
         optimiser.step()
     assert (layer(test.x).argmax(1) == predicted).double().mean() > 0.995
+
+
+@pytest.mark.parametrize("batch", [16, 37, 500])
+def test_the_written_out_steps_are_those_of_autograd_and_adam(batch: int) -> None:
+    """Also with a last batch that is smaller than the others."""
+    train, config = blobs(100, 0, 0.5), EvaluationConfig(epochs=40, batch=batch)
+    layers = [nn.Sequential(nn.Linear(8, 3)) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    before = layers[0][0].weight.clone()
+    for fit, layer in zip((_fit, _fit_linear), layers, strict=True):
+        fit(layer, train.x, train.y, config, rng_for(0))
+    assert torch.allclose(layers[0][0].weight, layers[1][0].weight, atol=1e-5)
+    assert torch.allclose(layers[0][0].bias, layers[1][0].bias, atol=1e-5)
+    assert not torch.allclose(layers[0][0].weight, before, atol=1e-2)
 
 
 def test_standardising_makes_the_probe_blind_to_feature_scale() -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from ..config import EvaluationConfig
 from ..seeding import global_seed, rng_for
@@ -41,25 +41,58 @@ def linear_probe(train: Labeled, test_x: Tensor, config: EvaluationConfig, seed:
     if config.standardize:
         mean, std = x.mean(0), x.std(0).clamp_min(1e-6)
         x, test_x = (x - mean) / std, (test_x - mean) / std
+    classes = int(train.y.max()) + 1
     with global_seed(seed, "probe"):
-        classes = int(train.y.max()) + 1
         if config.hidden:
             layers = [nn.Linear(x.shape[1], config.hidden), nn.ReLU(), nn.Linear(config.hidden, classes)]
         else:
             layers = [nn.Linear(x.shape[1], classes)]
     classifier = nn.Sequential(*layers)
-    optimiser = torch.optim.Adam(classifier.parameters(), lr=config.lr)
-    rng = rng_for(seed, "probe order")
-    for _ in range(config.epochs):
-        for rows in torch.randperm(len(x), generator=rng).split(config.batch):
-            # Not x[rows]: index_select copies whole rows, several times as fast, and gives the same bits.
-            loss = F.cross_entropy(classifier(x.index_select(0, rows)), train.y.index_select(0, rows))
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            optimiser.step()
+    fit = _fit if config.hidden else _fit_linear
+    fit(classifier, x, train.y, config, rng_for(seed, "probe order"))
     with torch.no_grad():
         predicted: Tensor = classifier(test_x).argmax(1)
     return predicted
+
+
+def _fit(classifier: nn.Sequential, x: Tensor, y: Tensor, config: EvaluationConfig, rng: Generator) -> None:
+    optimiser = torch.optim.Adam(classifier.parameters(), lr=config.lr)
+    for _ in range(config.epochs):
+        for rows in torch.randperm(len(x), generator=rng).split(config.batch):
+            # Not x[rows]: index_select copies whole rows, several times as fast, and gives the same bits.
+            loss = F.cross_entropy(classifier(x.index_select(0, rows)), y.index_select(0, rows))
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+
+
+@torch.no_grad()
+def _fit_linear(classifier: nn.Sequential, x: Tensor, y: Tensor, config: EvaluationConfig, rng: Generator) -> None:
+    """The same steps as `_fit` in half the time, with gradient and Adam written out (and classes in rows, batches in
+    one buffer): a linear layer is so small that autograd and the optimiser cost as much as its arithmetic."""
+    layer = classifier[0]
+    assert isinstance(layer, nn.Linear)
+    classes, width = layer.weight.shape
+    values = torch.cat([layer.weight.flatten(), layer.bias])
+    gradient, mean, square = (torch.zeros_like(values) for _ in range(3))
+    (w, b), (w_gradient, b_gradient) = (
+        (flat[:-classes].view(classes, width), flat[-classes:]) for flat in (values, gradient)
+    )
+    wanted = F.one_hot(y, classes).T.to(x.dtype).contiguous()
+    buffer, decay, decay_square, step = x.new_empty(config.batch, width), 0.9, 0.999, 0
+    for _ in range(config.epochs):
+        for rows in torch.randperm(len(x), generator=rng).split(config.batch):
+            batch = torch.index_select(x, 0, rows, out=buffer[: len(rows)])
+            error = torch.addmm(b[:, None], w, batch.T).softmax(0).sub_(wanted.index_select(1, rows)).div_(len(rows))
+            torch.mm(error, batch, out=w_gradient)
+            torch.sum(error, 1, out=b_gradient)
+            step += 1
+            mean.lerp_(gradient, 1 - decay)
+            square.mul_(decay_square).addcmul_(gradient, gradient, value=1 - decay_square)
+            size = (square / (1 - decay_square**step)).sqrt_().add_(1e-8)
+            values.addcdiv_(mean, size, value=-config.lr / (1 - decay**step))
+    layer.weight.copy_(w)
+    layer.bias.copy_(b)
 
 
 def knn_probe(train: Labeled, test_x: Tensor, neighbours: int, temperature: float = 0.1) -> Tensor:
