@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero_ssfl.cli import main
+from hetero_ssfl.cli import app, main
 
 TINY = [
     *("--set", "data.limit=260", "--set", "data.validation=60", "--set", "rad.size=32"),
@@ -152,6 +152,14 @@ def test_describe_counts_and_draws(tmp_path: Path) -> None:
     counts = facts["clients"]
     assert all(sum(c > 0 for c in row) == 2 for row in counts.values())
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_describe_of_data_alone_divides_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["data", "describe", "digits", "--json"], standalone_mode=False)
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["shape"] == [1, 8, 8]
+    assert sum(facts["images_per_class"]) == facts["train_images"]
+    assert "clients" not in facts
 
 
 @pytest.mark.parametrize("command", [["--version"], *([c, "--help"] for c in ("run", "demo", "evaluate", "compare"))])

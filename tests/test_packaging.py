@@ -7,10 +7,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from blocks import ROOT, blocks_of
+from commands import words
+from pictures import write_pictures
 
 import hetero_ssfl
-
-ROOT = Path(__file__).parents[1]
 
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -70,3 +71,30 @@ def test_the_installed_command_runs_outside_the_repository(installed: Path, tmp_
     assert installed.parent in Path(home.strip()).parents
     shown = run(installed / "hetero-ssfl", "--version", cwd=tmp_path).stdout
     assert shown == f"hetero-ssfl {hetero_ssfl.__version__}\n"
+
+
+def test_the_readme_can_be_followed_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    """A user with folders of unlabeled images types what README.md shows, from the first block to the last."""
+    for name, first, count in (
+        ("hospital-a", 0, 60),
+        ("hospital-b", 60, 60),
+        ("shared", 120, 40),
+        ("images", 160, 150),
+    ):
+        write_pictures(tmp_path / name, first, count)
+    for block in blocks_of(ROOT / "README.md"):
+        if block.file:
+            (tmp_path / block.file).write_text(block.text)
+        elif block.language == "python":
+            run(installed / "python", "-c", block.text, cwd=tmp_path)
+        elif block.language == "sh":
+            for program, *arguments in map(words, block.commands):
+                if program != "make":  # those two start in the repository
+                    run(installed / program, *arguments, cwd=tmp_path)
+    made = {path.name for path in tmp_path.iterdir()}
+    assert {"my_encoder.py", "report.html", "features.parquet", "encoder.onnx"} <= made
+    config = (tmp_path / "runs" / "mine" / "config.toml").read_text()
+    assert "my_encoder:MyEncoder" in config
+    assert "1e-4" in blocks_of(ROOT / "README.md")[-1].text, (
+        "the last block no longer compares the ONNX file's features"
+    )

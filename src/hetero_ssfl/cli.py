@@ -59,6 +59,7 @@ def _configs(incomplete: str) -> list[str]:
 def main() -> None:
     """Entry point: what a user can mend is one sentence and exit code 2, never a traceback."""
     signal.signal(signal.SIGTERM, _interrupt)
+    sys.path.append(str(Path.cwd()))  # `my_module:MyEncoder` beside the config; last, so that it hides nothing
     try:
         app()
     except HeteroSSFLError as error:
@@ -419,21 +420,19 @@ def describe(
     on_bad_image: BadImage = None,
     as_json: Json = False,
 ) -> None:
-    """Count images, sizes and classes, and show how the clients share them.
+    """Count images, sizes and classes; for a preset or a config, show how the clients share them.
 
     Examples:
       hetero-ssfl data describe path/to/images
       hetero-ssfl data describe my.toml --plot who.png
     """
-    from .config import load_config, preset_names
+    from .config import load_config, parse_config, preset_names
     from .data import load_images
     from .federation.simulated import set_up
 
     overrides = [*(set_ or []), *([f"data.on_bad_image={on_bad_image}"] if on_bad_image else [])]
-    if source in preset_names() or source.endswith(".toml"):
-        config = load_config(source, overrides)
-    else:
-        config = load_config("demo", [f"data.source='{source}'", *overrides])
+    shared = source in preset_names() or source.endswith(".toml")
+    config = load_config(source, overrides) if shared else parse_config("", [f"data.source='{source}'", *overrides])
     train, test = load_images(config.data, "train"), load_images(config.data, "test")
     facts: dict[str, Any] = {
         "source": config.data.source,
@@ -444,7 +443,9 @@ def describe(
         "labels": train.labels is not None,
         "skipped": train.skipped + test.skipped,
     }
-    if train.labels is not None:
+    if train.labels is not None and not shared:
+        facts["images_per_class"] = train.labels.bincount().tolist()
+    elif train.labels is not None:
         setup = set_up(config)
         facts |= {
             "rad_images": len(setup.rad),

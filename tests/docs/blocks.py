@@ -1,0 +1,50 @@
+"""The code in the documentation, block by block."""
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*$")
+FILE = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    line: int
+    """Of its first line of code."""
+    language: str
+    text: str
+    not_run: str | None
+    """Why not, if the page says so in a comment before the block."""
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def file(self) -> str | None:
+        """The file that the reader is to save this as, if its first line names one."""
+        found = FILE.match(self.text)
+        return found[1] if found else None
+
+    @property
+    def commands(self) -> Iterator[str]:
+        """What a shell would run one after another, without comments and without the settings of variables."""
+        for line in self.text.replace("\\\n", " ").splitlines():
+            for part in re.sub(r"\s#\s.*|^#.*", "", line).split("&&"):
+                if part.strip():
+                    yield re.sub(r"^(\w+=\S+ +)*", "", part.strip())
+
+
+def blocks_of(path: Path) -> list[Block]:
+    text, found = path.read_text(), []
+    for match in FENCE.finditer(text):
+        reason = NOT_RUN.search(text[: match.start()])
+        line = text.count("\n", 0, match.start()) + 2
+        code = textwrap.dedent(match["text"])
+        found.append(Block(str(path.relative_to(ROOT)), line, match["language"], code, reason[1] if reason else None))
+    return found

@@ -1,0 +1,17 @@
+"""Small real images for the examples of the documentation: handwritten digits as PNG files in folders."""
+
+from pathlib import Path
+
+from PIL import Image
+from sklearn.datasets import load_digits
+
+DIGITS = load_digits()
+
+
+def write_pictures(folder: Path, first: int, count: int, classes: bool = False, mode: str = "L") -> None:
+    """Digits number `first` and following; below a folder for each class, if wanted."""
+    for number in range(first, first + count):
+        place = folder / str(DIGITS.target[number]) if classes else folder
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = (DIGITS.images[number] * 255 / 16).astype("uint8")
+        Image.fromarray(pixels).resize((24, 24)).convert(mode).save(place / f"{number:04}.png")

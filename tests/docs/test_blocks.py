@@ -1,0 +1,127 @@
+"""Every block of code in the documentation does what it says.
+
+Python runs, page by page, in a folder with small images. So do quick commands, in this process. Long ones (DEMANDING)
+are parsed, their settings read, and have tests of their own. A run whose folder is there already is taken from the one
+small run that all pages share. tests/test_packaging.py follows README.md to the letter, with the installed wheel.
+"""
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blocks import ROOT, Block, blocks_of
+from commands import check_line, words
+from pictures import write_pictures
+
+from hetero_ssfl.cli import app
+from hetero_ssfl.config import load_config, parse_config
+from hetero_ssfl.config.reading import tomllib
+from hetero_ssfl.federation.node import read_node
+
+PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+EVERYWHERE = [block for page in [ROOT / "README.md", *PAGES] for block in blocks_of(page)]
+DEMANDING = ("demo", "paper", "sweep", "deploy local")  # minutes, or programs of their own
+OTHER_PROGRAMS = {"pip", "python", "tensorboard"}
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a reader is assumed to have: folders of images, and a finished run of `smoke`."""
+    folder = tmp_path_factory.mktemp("reader")
+    for name, first, count in (
+        ("hospital-a", 0, 60),
+        ("hospital-b", 60, 60),
+        ("shared", 120, 40),
+        ("images", 160, 120),
+    ):
+        write_pictures(folder / name, first, count)
+    app(["run", "smoke", "--run-dir", str(folder / "runs" / "smoke"), "--quiet"], standalone_mode=False)
+    for name in ("a", "b"):
+        shutil.copytree(folder / "runs" / "smoke", folder / "runs" / name)
+    return folder
+
+
+@pytest.fixture
+def reader(ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of their own for the reader of a page, with modules that are found there and forgotten afterwards."""
+    shutil.copytree(ground, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_shows_works(page: Path, reader: Path) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks_of(page):
+        if block.not_run:
+            continue
+        if block.file:
+            (reader / block.file).write_text(block.text)
+        if block.language == "python":
+            exec(compile("\n" * (block.line - 1) + block.text, block.page, "exec"), names)
+        elif block.language == "toml":
+            check_toml(block, reader)
+        elif block.language == "sh":
+            for command in block.commands:
+                follow(command, block)
+
+
+def check_toml(block: Block, folder: Path) -> None:
+    values = tomllib.loads(block.text)
+    if "project" in values:
+        ((group, entries),) = values["project"]["entry-points"].items()
+        assert group == "hetero_ssfl.methods"
+        assert all(re.fullmatch(r"[\w.]+:\w+", entry) for entry in entries.values())
+    elif {"name", "encoder"} <= values.keys():
+        path = folder / f"node-{block.line}.toml"
+        path.write_text(block.text)
+        read_node(path)
+    else:
+        parse_config(block.text)
+
+
+def follow(command: str, block: Block) -> None:
+    program, *rest = words(command)
+    if program == "make":
+        assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), (
+            f"{block}: no target {rest[0]}"
+        )
+    elif program.endswith("hetero-ssfl"):
+        check_line(command)
+        if not " ".join(rest).startswith(DEMANDING) and not (rest[0] == "run" and settled(rest[1:])):
+            app(rest, standalone_mode=False)
+    else:
+        assert program in OTHER_PROGRAMS, f"{block}: what is {program}?"
+        assert program != "python" or (ROOT / rest[0]).exists(), f"{block}: there is no {rest[0]}"
+
+
+def settled(arguments: list[str]) -> bool:
+    """Whether `run` need not be run: its folder is there, or it would take long, and then its settings are read."""
+    if "--run-dir" in arguments and Path(arguments[arguments.index("--run-dir") + 1]).exists():
+        return True
+    if arguments[0] == "smoke" and "--engine" not in arguments:
+        return False
+    overrides = [arguments[place + 1] for place, word in enumerate(arguments) if word == "--set"]
+    if not arguments[0].endswith(".toml"):
+        load_config(arguments[0], overrides)
+    return True
+
+
+def test_every_block_says_what_it_is() -> None:
+    for block in EVERYWHERE:
+        assert block.language in ("python", "sh", "toml", "text", ""), f"{block} is in an unknown language"
+        if not block.language:
+            assert not re.search(r"^(hetero-ssfl|make|import|from) ", block.text, re.MULTILINE), (
+                f"{block}: which language?"
+            )
+
+
+def test_few_blocks_are_not_run_and_these_say_why() -> None:
+    assert len([block for block in EVERYWHERE if block.not_run]) <= 3
