@@ -10,7 +10,7 @@ BASE = {"errors", "config", "seeding", "plugins"}
 CORE = BASE | {"data", "models", "objectives", "consensus", "training", "methods"}
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "__init__": set(),
+    "__init__": CORE | {"api", "evaluation", "federation", "runs"},  # when a name is first used
     "errors": set(),
     "seeding": set(),
     "plugins": {"errors"},

@@ -1,3 +1,4 @@
+import ast
 import subprocess
 import sys
 from importlib import metadata
@@ -12,6 +13,12 @@ def test_every_public_name_is_there() -> None:
     assert all(getattr(hetero_ssfl, name) is not None for name in hetero_ssfl.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hetero_ssfl.nothing  # noqa: B018
+
+
+def test_type_checkers_see_the_same_names_in_the_same_places() -> None:
+    tree = ast.parse(Path(hetero_ssfl.__file__).read_text())
+    seen = {(node.module, a.name) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names}
+    assert {(home, name) for name, home in hetero_ssfl._HOME.items()} <= seen
 
 
 def test_importing_the_package_loads_no_torch() -> None:

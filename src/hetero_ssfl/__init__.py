@@ -4,7 +4,42 @@ The names below are the public ones. They are imported when first used: `import 
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import Client as Client
+    from .api import Run as Run
+    from .api import federate as federate
+    from .config import Config as Config
+    from .config import load_config as load_config
+    from .consensus import Consensus as Consensus
+    from .consensus import client_factor as client_factor
+    from .consensus import combine as combine
+    from .consensus import effective_rank as effective_rank
+    from .consensus import mutual_cka as mutual_cka
+    from .data import random_view as random_view
+    from .evaluation import Labeled as Labeled
+    from .evaluation import extract_features as extract_features
+    from .evaluation import probe as probe
+    from .federation import resume as resume
+    from .federation import start as start
+    from .methods import METHODS as METHODS
+    from .methods import Broadcast as Broadcast
+    from .methods import FedAvg as FedAvg
+    from .methods import FedBYOL as FedBYOL
+    from .methods import FedEMA as FedEMA
+    from .methods import FedSimSiam as FedSimSiam
+    from .methods import FedU as FedU
+    from .methods import HeteroSSFL as HeteroSSFL
+    from .methods import Local as Local
+    from .methods import Method as Method
+    from .methods import ServerState as ServerState
+    from .methods import Update as Update
+    from .models import build_encoder as build_encoder
+    from .objectives import cka as cka
+    from .objectives import factor_cka as factor_cka
+    from .runs import RunFolder as RunFolder
+    from .training import train as train
 
 __version__ = "0.1.0"
 

@@ -1,0 +1,72 @@
+"""Your own data, encoder, views, kernel and method, each in a few lines; all of them objects of this script.
+
+python examples/own_everything.py
+"""
+
+import torch
+from torch import Generator, Tensor, nn
+
+from hetero_ssfl import Client, HeteroSSFL, ServerState, effective_rank, federate
+
+
+def own_data(count: int, seed: int) -> tuple[Tensor, list[str]]:
+    """Colour images (n, 3, 16, 16) as uint8, half with a bright stripe across and half with one down."""
+    rng = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 100, (count, 3, 16, 16), generator=rng, dtype=torch.uint8)
+    for k, at in enumerate(torch.randint(2, 12, (count,), generator=rng).tolist()):
+        stripe = images[k, :, at : at + 3] if k % 2 else images[k, :, :, at : at + 3]
+        stripe += 120
+    return images, ["across" if k % 2 else "down" for k in range(count)]
+
+
+class OwnEncoder(nn.Module):
+    """Any module that maps a batch to vectors (n, width). It may be pretrained: training starts from its weights."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, width, 3, 2, 1), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.layers(x)
+        return features.amax((2, 3))
+
+
+def own_views(batch: Tensor, rng: Generator) -> Tensor:
+    """Images come in [0, 1]: shift each a little, and change its brightness. Chance comes from `rng` alone."""
+    shifts = torch.randint(-2, 3, (len(batch), 2), generator=rng).tolist()
+    moved = torch.stack([image.roll(shift, (1, 2)) for image, shift in zip(batch, shifts, strict=True)])
+    return (moved * (0.7 + 0.6 * torch.rand(len(batch), 1, 1, 1, generator=rng))).clamp(0, 1)
+
+
+def own_kernel(a: Tensor, b: Tensor) -> Tensor:
+    """Laplacian: exp(-distance / scale). The scale comes from `b` alone, so that K(a, b) is one kernel for any `a`."""
+    scale = b.std(0).norm().clamp_min(1e-6)
+    return torch.exp(-(a[:, None] - b[None] + 1e-9).norm(dim=2) / scale)
+
+
+class OwnMethod(HeteroSSFL):
+    """Hetero-SSFL that listens more to clients who see more: weights by the effective rank of their kernels."""
+
+    name = "by-rank"
+
+    def weight(self, state: ServerState, name: str) -> float:
+        return effective_rank(state.clients[name]["factor"])
+
+
+if __name__ == "__main__":
+    encoders: list[nn.Module | str] = [OwnEncoder(), OwnEncoder(48), "resnet8(width=8)"]
+    clients = []
+    for k, encoder in enumerate(encoders):
+        images, labels = own_data(160, seed=k)
+        clients.append(Client(images, encoder, labels=labels))
+    run = federate(
+        clients,
+        rad=60,  # images taken out of the clients' own
+        method=OwnMethod,
+        views=own_views,
+        kernel=own_kernel,
+        rounds=2,
+        settings={"local_epochs": 2, "optim.batch": 32},
+    )
+    print(run.table()[["encoder", "loss_ssl", "mutual_cka", "linear_all"]].round(2))
+    print(run.encoder(0))

@@ -1,0 +1,187 @@
+"""Views, kernels and methods of one's own: as objects, by name in a config, as entry points; and on whose word."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pieces import net
+from torch import Generator, Tensor
+
+from hetero_ssfl import Client, HeteroSSFL, Method, Run, factor_cka, federate, load_config, random_view, start
+from hetero_ssfl.config import AlignmentConfig, Config, ViewsConfig
+from hetero_ssfl.consensus import kernel_factor
+from hetero_ssfl.data import Images, to_input
+from hetero_ssfl.errors import ConfigError, ProtocolError
+from hetero_ssfl.federation.node import NodeSettings, check_instruction
+from hetero_ssfl.methods import method_class
+from hetero_ssfl.objectives import alignment_distance, gram
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+MODULE = """
+from hetero_ssfl import HeteroSSFL, Local
+
+def dim(batch, rng):
+    return batch * 0.5
+
+def rows(a, b):
+    return (a @ b.T) ** 2
+
+class Quiet(Local):
+    name = "quiet"
+
+    def metrics(self, state):
+        return {"quiet": 1.0}
+
+not_a_method = Quiet.metrics
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module on the path, and a package's entry point beside it."""
+    folder = tmp_path / "path"
+    (folder / "parts-1.0.dist-info").mkdir(parents=True)
+    (folder / "parts_of_mine.py").write_text(MODULE)
+    (folder / "parts-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: parts\nVersion: 1.0\n")
+    entry = "[hetero_ssfl.methods]\nquiet = parts_of_mine:Quiet\n"
+    (folder / "parts-1.0.dist-info" / "entry_points.txt").write_text(entry)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "parts_of_mine", raising=False)
+    return "parts_of_mine"
+
+
+def tiny(digits: Images, run_dir: Path, **changes: object) -> Run:
+    federation = [Client(digits.pixels[:40], net()), Client(digits.pixels[40:80], "resnet8(width=4)")]
+    settings = {"data.validation": 0, "rounds": 1, "local_epochs": 1}
+    return federate(federation, 16, config="smoke", settings=settings, run_dir=run_dir, progress=False, **changes)
+
+
+# --- views ---
+
+
+def test_own_views_see_images_between_0_and_1_and_leave_the_rest_to_us(module: str) -> None:
+    pixels = torch.tensor([0, 102, 254], dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 1, 8, 8)
+    config = ViewsConfig(function=f"{module}:dim")
+    assert torch.allclose(random_view(pixels, config, Generator()), to_input((pixels / 2).byte()), atol=1e-6)
+
+
+def test_own_views_see_other_data_as_they_are_and_cannot_spoil_them(module: str) -> None:
+    data = torch.randn(4, 3, 20)
+    view = random_view(data, ViewsConfig(function=f"{module}:dim"), Generator())
+    assert torch.equal(view, data / 2)
+
+    def spoil(batch: Tensor, rng: Generator) -> Tensor:
+        return batch.zero_()
+
+    from hetero_ssfl.plugins import spec_of
+
+    random_view(data, ViewsConfig(function=spec_of(spoil)), Generator())
+    assert data.abs().min() > 0
+
+
+def test_own_views_serve_the_local_loss_and_the_rad(digits: Images, tmp_path: Path) -> None:
+    sizes = tmp_path / "sizes"
+
+    def watched(batch: Tensor, rng: Generator) -> Tensor:
+        with sizes.open("a") as file:
+            file.write(f"{len(batch)}\n")
+        return batch + 0.1 * torch.randn(batch.shape, generator=rng)
+
+    changes = {"views": watched}
+    first, again = (tiny(digits, tmp_path / name, **changes) for name in ("a", "b"))
+    seen = sizes.read_text().split()
+    assert {"16", "32"} <= set(seen)  # the RAD; what is left of 40 images for the local loss
+    assert first.table().equals(again.table())
+
+
+# --- kernels ---
+
+
+def test_an_own_kernel_is_what_is_averaged_and_compared(module: str) -> None:
+    a, b = torch.randn(12, 5), torch.randn(12, 7)
+    config = AlignmentConfig(kernel=f"{module}:rows", row_normalize=False, normalize=False, center=False, power=1.0)
+    factor = kernel_factor(a, config)
+    assert torch.allclose(factor @ factor.T, (a @ a.T).double() ** 2, atol=1e-4)
+    expected = 1 - factor_cka(kernel_factor(b, config), factor, center=False)
+    assert alignment_distance(b, factor, config) == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_a_kernel_of_another_shape_is_refused() -> None:
+    from hetero_ssfl.plugins import spec_of
+
+    def columns(a: Tensor, b: Tensor) -> Tensor:
+        return a.T @ a
+
+    with pytest.raises(ConfigError, match=r"made a tensor of shape \(3, 3\) of 5 and 5 rows, expected \(5, 5\)"):
+        gram(torch.ones(5, 3), AlignmentConfig(kernel=spec_of(columns)))
+
+
+# --- methods ---
+
+
+def test_a_method_is_found_by_name_entry_point_and_class(module: str) -> None:
+    assert {method_class(name).name for name in ("quiet", f"{module}:Quiet")} == {"quiet"}
+    for name, message in {
+        "quite": "the nearest is 'quiet'; expected one of hetero-ssfl, .*quiet, or package.module:Class",
+        f"{module}:not_a_method": "is no subclass of hetero_ssfl.Method",
+        f"{module}:gone": "has no callable 'gone'",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            method_class(name)
+
+
+@pytest.mark.parametrize("how", ["class", "name", "entry point"])
+def test_an_own_method_runs(how: str, module: str, digits: Images, tmp_path: Path) -> None:
+    class Mine(HeteroSSFL):
+        def metrics(self, state: object) -> dict[str, float]:
+            return {"quiet": 1.0}
+
+    method: str | type[Method] = {"class": Mine, "name": f"{module}:Quiet", "entry point": "quiet"}[how]
+    run = tiny(digits, tmp_path / "r", method=method)
+    assert (run.events().query("event == 'round'")["quiet"] == 1).all()
+
+
+# --- without Python objects ---
+
+
+def test_own_parts_by_name_work_in_a_config(module: str, tmp_path: Path) -> None:
+    own = [f"views.function={module}:dim", f"alignment.kernel={module}:rows", "rounds=1", "evaluation.every=0"]
+    folder = start(load_config("smoke", own), tmp_path / "r", lambda _: None)
+    assert folder.finished
+
+
+@pytest.mark.parametrize("key", ["views.function", "alignment.kernel"])
+def test_what_is_no_name_of_code_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key} = 'sine' is not possible: it should be .*package.module:callable"):
+        load_config("smoke", [f"{key}=sine"])
+
+
+def test_a_node_imports_only_code_that_its_owner_named(module: str) -> None:
+    config = load_config("smoke", [f"views.function={module}:dim"])
+    node = {"name": "clinic", "encoder": "resnet8"}
+    with pytest.raises(ProtocolError, match=f"asked to import '{module}:dim', which is not among limits.code"):
+        check_instruction(NodeSettings.model_validate(node), config, 64)
+    assert module not in sys.modules
+    limits = {"code": [f"{module}:dim"]}
+    check_instruction(NodeSettings.model_validate({**node, "limits": limits}), config, 64)
+    for own in ("method=os:system", "alignment.kernel=os:system"):
+        with pytest.raises(ProtocolError, match="asked to import 'os:system'"):
+            check_instruction(NodeSettings.model_validate({**node, "limits": limits}), load_config("smoke", [own]), 64)
+
+
+def test_an_object_that_is_not_here_is_named_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"'given:gone' was handed over from Python.* Call federate\(...\) again"):
+        random_view(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), ViewsConfig(function="given:gone"), Generator())
+    assert Config(method="given:Gone").method == "given:Gone"
+
+
+@pytest.mark.parametrize("example", ["sensors.py --quick", "own_everything.py"])
+def test_examples_run(example: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *str(EXAMPLES / example).split()], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "linear_all" in done.stdout
