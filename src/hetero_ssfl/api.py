@@ -55,15 +55,17 @@ Kernel = Callable[[Tensor, Tensor], Tensor]
 class Client:
     """A participant: its data and its encoder, both its own.
 
-    data       a folder of images, a data-set id, parquet; an array or tensor (uint8: images, with channels first, last
-               or none; anything else goes to the network as it is); or a torch Dataset of x or (x, y)
-    encoder    an nn.Module, which is copied and starts from its own weights; a class or function that returns one; or a
-               name: `resnet18(width=32)`, `timm:NAME`, `package.module:callable`
-    labels     one for each sample, a number or a word. No self-supervised loss reads them: they serve to probe.
-    test       what to probe on: as `data`, or (data, labels). By default the source's own test split or, where there
-               are labels, a fixed fifth of the data, which nobody trains on.
-    projector  widths (hidden, output) of its projection head, predictor: of its prediction head; by default those of
-               the config's [ssl]
+    Args:
+        data: a folder of images, a data-set id, parquet; an array or tensor (uint8: images, with channels first, last
+            or none; anything else goes to the network as it is); or a torch Dataset of x or (x, y)
+        encoder: an nn.Module, which is copied and starts from its own weights; a class or function that returns one; or
+            a name: `resnet18(width=32)`, `timm:NAME`, `package.module:callable`
+        name: how it is called in tables and folders; by default client-000, client-001, ...
+        labels: one for each sample, a number or a word. No self-supervised loss reads them: they serve to probe.
+        test: what to probe on: as `data`, or (data, labels). By default the source's own test split or, where there
+            are labels, a fixed fifth of the data, which nobody trains on.
+        projector: widths (hidden, output) of its projection head; by default those of the config's [ssl]
+        predictor: hidden width of its prediction head; by default that of [ssl]
     """
 
     data: Data
@@ -91,18 +93,20 @@ def federate(
 ) -> "Run":
     """Train the clients together and return the finished run.
 
-    clients   who takes part
-    rad       the unlabeled data that all share, of the same kinds as a client's data; or how many samples to take for
-              it, evenly, out of the clients' own: they are then shared, and no client trains its own loss on them
-    method    a name (`hetero-ssfl` unless the config says otherwise), `package.module:Class`, or a subclass of Method
-    rounds, seed, settings
-              as in a config: settings={"alignment.mu": 4, "local_epochs": 2}
-    run_dir   where to keep the run; by default a new folder below `runs`. Called again with the same arguments,
-              federate goes on after the last finished round, or returns the finished run at once.
-    views     your own random views instead of the built-in ones for images: (batch, generator) -> batch
-    kernel    your own kernel between representations: (a, b) -> K
-    config    what the settings start from: a preset's name, a TOML file, or a Config
-    progress  show it; or a function that is called with each event
+    Args:
+        clients: who takes part
+        rad: the unlabeled data that all share, of the same kinds as a client's data; or how many samples to take for
+            it, evenly, out of the clients' own: they are then shared, and no client trains its own loss on them
+        method: a name (`hetero-ssfl` unless the config says otherwise), `package.module:Class`, or a subclass of Method
+        rounds: as in a config
+        run_dir: where to keep the run; by default a new folder below `runs`. Called again with the same arguments,
+            federate goes on after the last finished round, or returns the finished run at once.
+        seed: as in a config
+        views: your own random views instead of the built-in ones for images: (batch, generator) -> batch
+        kernel: your own kernel between representations: (a, b) -> K
+        settings: as in a config: `{"alignment.mu": 4, "local_epochs": 2}`
+        config: what the settings start from: a preset's name, a TOML file, or a Config
+        progress: show it; or a function that is called with each event
     """
     kept: list[Any] = []
     base = load_config(config) if isinstance(config, str) else config or Config()
