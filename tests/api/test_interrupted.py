@@ -1,0 +1,27 @@
+"""kill -9 in the middle of a round, call again with the same arguments: the same final bits."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from test_federate import same
+
+from hetero_ssfl import RunFolder
+
+SCRIPT = [sys.executable, str(Path(__file__).with_name("interrupted.py"))]
+
+
+def test_a_killed_run_goes_on_to_the_same_bits_when_it_is_called_again(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    with subprocess.Popen([*SCRIPT, str(cut)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.split() == ["begin", "2"]:
+                process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert not RunFolder(cut).finished
+    again = subprocess.run([*SCRIPT, str(cut)], capture_output=True, text=True, check=True, timeout=120)
+    assert "start 1" in again.stdout  # one round was finished, and is not repeated
+    subprocess.run([*SCRIPT, str(whole)], capture_output=True, check=True, timeout=120)
+    assert same(RunFolder(whole), RunFolder(cut))
