@@ -1,0 +1,294 @@
+"""What a new user gets wrong: one sentence with the remedy, from Python and from the command line; nothing is written."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pieces import net
+from PIL import Image
+from torch import nn
+
+from hetero_ssfl import Client, Run, cli, federate
+from hetero_ssfl.data import Images
+from hetero_ssfl.errors import ConfigError, DataError, HeteroSSFLError, RunError
+
+MODULE = """
+from torch import nn
+
+class Pair(nn.Conv2d):
+    def __init__(self):
+        super().__init__(1, 4, 3)
+
+    def forward(self, x):
+        return x.flatten(1), x
+
+class Colour(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 3), nn.Flatten())
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a user's things, some of them not as they should be."""
+    rng = np.random.default_rng(0)
+    for name, sides in {"good": [8] * 40, "broken": [8] * 40, "unequal": [8, 9] * 20, "noted": [8] * 40}.items():
+        (tmp_path / name).mkdir()
+        for k, side in enumerate(sides):
+            Image.fromarray(rng.integers(0, 255, (side, side), dtype=np.uint8)).save(tmp_path / name / f"{k:02}.png")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken" / "notes.png").write_text("buy milk")
+    (tmp_path / "noted" / "notes.txt").write_text("buy milk")
+    (tmp_path / "models_of_mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "models_of_mine", raising=False)
+    return tmp_path
+
+
+BASE = ["smoke", "data.side=8", "partition.kind=iid", "data.limit=30", "data.validation=0", "rad.size=8", "rounds=1"]
+ENCODER = "resnet8(width=4)"
+
+WRONG = {
+    "missing folder": (
+        {"data": "./missing"},
+        {"data.source": "./missing"},
+        r"no data at './missing', expected .* a local file or folder.* Check the path.",
+    ),
+    "empty folder": (
+        {"data": "empty"},
+        {"data.source": "empty"},
+        "'empty' holds nothing, expected images.* Put them there",
+    ),
+    "a text file among images": (
+        {"data": "broken"},
+        {"data.source": "broken"},
+        r"image \d+ \(notes.png\) of broken .* cannot be decoded. Repair or remove it, or set data.on_bad_image",
+    ),
+    "unequal sizes": (
+        {"data": "unequal"},
+        {"data.source": "unequal", "data.side": None},
+        r"of unequal .* is (9x9|8x8) pixels where the first is (8x8|9x9) \(data.side resizes all\)",
+    ),
+    "a model that returns a tuple": (
+        {"encoder": "models_of_mine:Pair"},
+        {"clients.models": "['models_of_mine:Pair']"},
+        r"encoder 'models_of_mine:Pair' maps a batch of 2 to a tuple, expected a tensor .* Return its features",
+    ),
+    "wrong channels": (
+        {"encoder": "models_of_mine:Colour"},
+        {"clients.models": "['models_of_mine:Colour']"},
+        r"fails on images of shape \(1, 8, 8\): .* to have 3 channels, but got 1.* set data.side and data.channels",
+    ),
+    "RAD too small": (
+        {"rad": 3},
+        {"rad.size": "3"},
+        "RAD (has 3 samples, expected at least 4.* Give more|images says nothing, expected at least 4. Raise)",
+    ),
+    "unknown preset": (
+        {"config": "smok"},
+        {None: "smok"},
+        "unknown preset 'smok', expected 'smoke' .* or a path that ends in .toml",
+    ),
+}
+
+
+def by_api(change: dict, run_dir: Path) -> None:
+    clients = [Client(change.get("data", "good"), change.get("encoder", ENCODER)), Client("good", ENCODER)]
+    config, settings = change.get("config", "smoke"), {"data.side": None, "data.validation": 0}
+    rad = change.get("rad", 8)
+    federate(clients, rad, config=config, settings=settings, rounds=1, run_dir=run_dir, progress=False)
+
+
+def by_command(change: dict, run_dir: Path) -> None:
+    preset, *settings = BASE
+    values = {"data.source": "good", **dict(s.split("=") for s in settings), **change}
+    preset = values.pop(None, preset)
+    words = [word for key, value in values.items() if value for word in ("--set", f"{key}={value}")]
+    if values["data.side"] is None:  # the preset has one
+        Path("own.toml").write_text('[data]\nsource = "unequal"\n')
+        preset = "own.toml"
+    command("run", preset, *words, "--run-dir", str(run_dir))
+
+
+def command(*words: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["hetero-ssfl", *words])
+        cli.main()
+
+
+def is_one_sentence(text: str) -> bool:
+    return "\n" not in text.strip() and "Traceback" not in text and len(text) < 500
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_input_is_one_sentence_from_python(what: str) -> None:
+    change, _, expected = WRONG[what]
+    with pytest.raises(HeteroSSFLError, match=expected) as caught:
+        by_api(change, Path("run"))
+    assert is_one_sentence(str(caught.value))
+    assert not Path("run").exists()
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_input_is_one_sentence_and_exit_code_2_on_the_command_line(
+    what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, change, expected = WRONG[what]
+    with pytest.raises(SystemExit) as left:
+        by_command(change, Path("run"))
+    assert left.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("error: ")
+    assert is_one_sentence(said)
+    assert re.search(expected, said)
+    assert not Path("run").exists()
+
+
+@pytest.mark.usefixtures("place")
+def test_files_that_are_no_images_are_left_out_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"data.side": None, "data.validation": 0}
+    run = federate([Client("noted", ENCODER)], 8, config="smoke", rounds=1, settings=settings, progress=False)
+    assert "'noted': 1 files are not images and are left out, such as notes.txt" in caplog.text
+    assert run.table()["examples"].tolist() == [32]
+
+
+def test_a_run_folder_of_another_version_is_refused(
+    run: Run, clients: list[Client], digits: Images, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(run.path, old)
+    about = json.loads((old / "environment.json").read_text())
+    (old / "environment.json").write_text(json.dumps({**about, "format": 99}))
+    expected = r"'.*/old' has run format 99, expected \d+. Read it with the version of hetero-ssfl that wrote it."
+    with pytest.raises(RunError, match=expected):
+        federate(clients, digits.pixels[600:650], config="smoke", run_dir=old, progress=False)
+    with pytest.raises(SystemExit) as left:
+        command("run", "--resume", str(old))
+    assert left.value.code == 2
+    assert "has run format 99" in capsys.readouterr().err
+
+
+def test_the_command_line_says_where_a_run_of_objects_can_go_on(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(run.path, moved)
+    (moved / "results.json").unlink()
+    with pytest.raises(SystemExit) as left:
+        command("run", "--resume", str(moved))
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "were handed over from Python" in said
+    assert "Call federate(...) again with the same arguments." in said
+
+
+# --- a full disk ---
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk takes root")
+    mounted = []
+
+    def mount(kilobytes: int) -> Path:
+        disk = tmp_path / f"disk-{kilobytes}"
+        disk.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", disk], capture_output=True)
+        if done.returncode:
+            pytest.skip(f"cannot mount here: {done.stderr.decode().strip()}")
+        mounted.append(disk)
+        return disk
+
+    yield mount
+    for disk in mounted:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.parametrize(("kilobytes", "begun"), [(16, False), (200, True)])
+def test_no_space_is_one_sentence_and_more_space_lets_it_go_on(
+    small_disk: Callable[[int], Path], digits: Images, kilobytes: int, begun: bool
+) -> None:
+    disk = small_disk(kilobytes)
+    clients = [Client(digits.pixels[:40], net()), Client(digits.pixels[40:80], ENCODER)]
+    settings = {"data.validation": 0, "local_epochs": 1}
+
+    def call() -> Run:
+        return federate(clients, 16, config="smoke", rounds=2, settings=settings, run_dir=disk / "run", progress=False)
+
+    with pytest.raises(RunError, match="No space left on device.*Make room") as caught:
+        call()
+    assert is_one_sentence(str(caught.value).replace("RunError: ", ""))
+    assert (disk / "run" / "config.toml").exists() == begun
+    subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
+    assert list(call().table()["examples"]) == [32, 32]
+
+
+# --- what only Python can get wrong ---
+
+
+class Frozen(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(256, 4)
+        self.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"clients": []}, ConfigError, "got no clients"),
+        ({"name": "a b"}, ConfigError, "a client is called 'a b', expected letters"),
+        ({"name": "client-001"}, ConfigError, "two clients are called 'client-001'"),
+        ({"encoder": 5}, ConfigError, "the encoder of client-000 is a int, expected a torch.nn.Module"),
+        ({"encoder": nn.Identity()}, ConfigError, r"maps a batch of 2 to a tensor of shape \(2, 1, 16, 16\).*Pool or"),
+        ({"encoder": nn.Flatten()}, ConfigError, "has no parameters that train"),
+        ({"encoder": Frozen()}, ConfigError, "has no parameters that train"),
+        ({"encoder": nn.Sequential(nn.Flatten(), nn.LazyLinear(4))}, ConfigError, "has lazy layers without weights"),
+        ({"encoder": net(inputs=3)}, ConfigError, r"fails on images of shape \(1, 16, 16\)"),
+        (
+            {"rad": np.zeros((9, 1, 20, 20), np.uint8)},
+            DataError,
+            r"\(1, 16, 16\).*settings={'data.side': 20, 'data.cha",
+        ),
+        ({"rad": np.zeros((9, 256))}, DataError, "Every client must read the RAD"),
+        ({"rad": 100}, ConfigError, "50 for the RAD and 0 for validation leave less than 2"),
+        ({"data": np.zeros((30, 3, 20)), "rad": 9}, ConfigError, "a RAD cannot be taken out of data of shapes"),
+        ({"method": "fedbyol"}, ConfigError, "needs equal models"),
+        ({"method": "fedavg"}, ConfigError, "needs equal models|needs labels"),
+        ({"views": lambda batch, _: batch[:1]}, ConfigError, "made 1 rows of a batch of 2"),
+        ({"views": lambda batch, _: batch[:, :, :1, :1].expand(2, 5, 1, 1)}, ConfigError, "fails on images of shape"),
+        ({"kernel": lambda *_: 1.0}, ConfigError, "made a float of 4 and 4 rows"),
+        ({"settings": {"alignement.mu": 1}}, ConfigError, "unknown key 'alignement'"),
+        ({"settings": {"engine.kind": "simulation"}}, ConfigError, "cannot reach objects of this process"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_written(
+    changes: dict, kind: type[Exception], message: str, digits: Images, tmp_path: Path
+) -> None:
+    first = Client(changes.pop("data", digits.pixels[:40]), changes.pop("encoder", net()), changes.pop("name", None))
+    clients = changes.pop("clients", [first, Client(digits.pixels[40:80], ENCODER)])
+    with pytest.raises(kind, match=message) as caught:
+        federate(clients, changes.pop("rad", 16), run_dir=tmp_path / "run", progress=False, **changes)
+    assert is_one_sentence(str(caught.value))
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_data_than_images_need_views(tmp_path: Path) -> None:
+    series = torch.randn(30, 3, 40)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(120, 8))
+    with pytest.raises(ConfigError, match=r"of shape \(3, 40\), are torch.float32, not uint8 images.*with views="):
+        federate([Client(series, encoder)], 8, run_dir=tmp_path / "run", progress=False)
