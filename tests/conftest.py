@@ -13,7 +13,10 @@ settings.load_profile("project")
 torch.set_num_threads(1)  # models this small only lose time by sharing the work
 
 
-LONGEST = ("test_sabotage.py", "test_federation.py", "test_run.py", "test_engines.py", "test_cli.py")
+LONGEST = (
+    *("test_sabotage.py", "test_federation.py", "test_run.py", "test_engines.py", "test_cli.py"),
+    *("test_blocks.py", "test_packaging.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
