@@ -82,7 +82,7 @@ def main() -> int:
     taken = medians(alternate(sides, 1 if options.quick else options.repeats))
     bare = bare_step(train, config) * config.epochs * -(-len(train.x) // config.batch)
     note = (
-        f"accuracy {accuracy['ours']:.2f} and {accuracy['loader']:.2f} %; fetching batches and their two products alone "
+        f"accuracy {accuracy['ours']:.2f} and {accuracy['loader']:.2f} %; fetching batches and two products alone "
         f"take {bare:.2f} s, so nothing can be more than {taken['loader'] / bare:.1f} times as fast"
     )
     what = f"linear probe, 20,000 x {WIDTH}, {config.epochs} epochs ({taken['ours']:.2f} s)"

@@ -10,14 +10,14 @@ as their kernels do, so the server needs only their sum; or clients send sketche
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations_with_replacement
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .config import AlignmentConfig
-from .objectives import factor_cka, gram
+from .objectives import factor_hsic_debiased, gram
 from .seeding import rng_for
 
 LANDMARKS = 512  # rows that stand for all in the factor of a kernel that is not linear
@@ -169,7 +169,9 @@ def spectrum(factor: Tensor) -> Tensor:
 
 def mutual_cka(factors: Sequence[Tensor]) -> Tensor:
     """Debiased linear CKA between every two clients' features of the same images (0 for unrelated ones)."""
-    out = torch.eye(len(factors))
-    for i, j in combinations(range(len(factors)), 2):
-        out[i, j] = out[j, i] = factor_cka(factors[i].double(), factors[j].double(), debiased=True)
-    return out
+    centred = [a.double() - a.double().mean(0) for a in factors]
+    hsic = torch.zeros(len(factors), len(factors), dtype=torch.float64)
+    for i, j in combinations_with_replacement(range(len(factors)), 2):
+        hsic[i, j] = hsic[j, i] = factor_hsic_debiased(centred[i], centred[j])
+    own = hsic.diagonal().clamp_min(1e-24).sqrt()
+    return (hsic / own / own[:, None]).fill_diagonal_(1).float()

@@ -15,11 +15,10 @@ from saved import server_tensors
 
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.errors import ConfigError, DataError, RunError
-from hetero_ssfl.federation import resume, server_app, start
+from hetero_ssfl.federation import resume, saving, server_app, start
 from hetero_ssfl.federation.inprocess import InProcessGrid
 from hetero_ssfl.federation.participant import ClientCache
 from hetero_ssfl.federation.records import pack
-from hetero_ssfl.federation.server_app import Server
 from hetero_ssfl.federation.simulated import open_site
 from hetero_ssfl.methods import ServerState
 from hetero_ssfl.objectives import factor_cka
@@ -117,7 +116,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from hetero_ssfl.config import parse_config
-from hetero_ssfl.federation import resume, server_app, start
+from hetero_ssfl.federation import resume, saving, server_app, start
 from hetero_ssfl.federation.inprocess import InProcessGrid
 from hetero_ssfl.federation.records import pack
 from hetero_ssfl.federation.server_app import Server
@@ -311,20 +310,19 @@ def test_killed_between_events_and_state_a_round_is_played_again(
     class Killed(BaseException):
         pass
 
-    def stop(server: Server, state: ServerState) -> ServerState:
+    def stop(folder: RunFolder, state: ServerState) -> ServerState:
         if state.round < 3:
-            return save(server, state)
+            return saving.save_state(folder, state)
         if when == "between shares and state":
-            patch.setattr(server_app, "save_tensors", stop_now)
-            save(server, state)
+            patch.setattr(saving, "save_tensors", stop_now)
+            saving.save_state(folder, state)
         raise Killed
 
     def stop_now(*_: object) -> None:
         raise Killed
 
-    save = Server.save
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Server, "save", stop)
+        patch.setattr(server_app, "save_state", stop)
         with pytest.raises(Killed):
             run(path, "engine.workers=2")
     assert RunFolder.open(path).events()[-1]["round"] == 3

@@ -10,7 +10,6 @@ The state saved after a round is its commit point: a run killed anywhere goes on
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import stdev
 from typing import Any
 
@@ -21,10 +20,11 @@ from flwr.serverapp import Grid
 from ..config import Config
 from ..errors import ProtocolError, RunError
 from ..methods import ClientId, Method, ServerState, Update, method_for
-from ..runs import RunFolder, SavedTensors, load_tensors, resume_command, save_tensors
+from ..runs import RunFolder, resume_command
 from ..seeding import rng_for
 from .nodes import Event, Listener, Nodes, error_text
 from .records import Scalar, check_size, pack, read_figures, read_update
+from .saving import restore_state, save_state
 
 COLLAPSED = 0.1  # feature spread: 1 is isotropic, 0 a single point
 POOR_RANK = 3.0  # effective rank of the consensus
@@ -39,7 +39,7 @@ class Server:
     # --- the loop ---
 
     def run(self) -> None:
-        state = self.restore()
+        state = restore_state(self.folder)
         self.nodes.gather(state)
         if state is None:
             state = ServerState(0 if self.method.opening == "nobody" else -1, tuple(sorted(self.nodes.ids)))
@@ -91,7 +91,7 @@ class Server:
         events += [{"event": "kernels", "round": number, **portrait}] if portrait else []
         events.append(self.summary(state, updates, time.perf_counter() - started))
         self.folder.append_events(events)
-        state = self.save(state)
+        state = save_state(self.folder, state)
         self.listen(events[-1])
         return state
 
@@ -204,34 +204,6 @@ class Server:
             results["global"] = self.evaluate_shared(state.round, shared)
         self.folder.write_json("results.json", results)
         self.listen({"event": "finished", "round": state.round, **results})
-
-    # --- the state on disk ---
-
-    def save(self, state: ServerState) -> ServerState:
-        """First the new replies, each in a file of its own; then the state, which names them: the round counts."""
-        clients: dict[ClientId, SavedTensors] = {}
-        for name, kept in state.clients.items():
-            if not isinstance(kept, SavedTensors):
-                shares = self.folder.shares(name)
-                shares.save(state.round, kept)
-                kept = SavedTensors(shares.file(state.round))
-            clients[name] = kept
-        about = {"round": state.round, "roster": state.roster, "examples": dict(state.examples)}
-        saved = {name: kept.path.name for name, kept in clients.items()}
-        save_tensors(self.folder.path / "server.safetensors", state.shared, {**about, "shares": saved})
-        return replace(state, clients=clients)
-
-    def restore(self) -> ServerState | None:
-        path = self.folder.path / "server.safetensors"
-        if not path.exists():
-            return None
-        shared, about = load_tensors(path)
-        clients = {}
-        for name, file in about["shares"].items():
-            shares = self.folder.shares(name)
-            shares.forget_after(about["round"])
-            clients[name] = SavedTensors(shares.path / file)
-        return ServerState(about["round"], tuple(about["roster"]), shared, clients, about["examples"])
 
 
 def _deviations(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

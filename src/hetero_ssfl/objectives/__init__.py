@@ -1,6 +1,6 @@
 """The two terms of a client's loss, as pure functions."""
 
-from .alignment import alignment_distance, centre, cka, cka_debiased, factor_cka, gram
+from .alignment import alignment_distance, centre, cka, cka_debiased, factor_cka, factor_hsic_debiased, gram
 from .siamese import feature_spread, regression_loss, siamese_loss
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "cka",
     "cka_debiased",
     "factor_cka",
+    "factor_hsic_debiased",
     "feature_spread",
     "gram",
     "regression_loss",

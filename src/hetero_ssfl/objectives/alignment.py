@@ -94,13 +94,13 @@ def factor_cka(a: Tensor, b: Tensor, center: bool = True, debiased: bool = False
     if center or debiased:  # the debiased estimator ignores the mean, but float32 does not: it cancels large terms
         a, b = a - a.mean(0), b - b.mean(0)
     if debiased:
-        scale = (_factor_hsic(a, a) * _factor_hsic(b, b)).clamp_min(EPS**2).sqrt()
-        return _factor_hsic(a, b) / scale
+        scale = (factor_hsic_debiased(a, a) * factor_hsic_debiased(b, b)).clamp_min(EPS**2).sqrt()
+        return factor_hsic_debiased(a, b) / scale
     scale = (inner_product(a, a) * inner_product(b, b)).clamp_min(EPS**2).sqrt()
     return inner_product(a, b) / scale
 
 
-def _factor_hsic(a: Tensor, b: Tensor) -> Tensor:
+def factor_hsic_debiased(a: Tensor, b: Tensor) -> Tensor:
     n = len(a)
     diag_a, diag_b = a.square().sum(1), b.square().sum(1)
     sums_a, sums_b = a @ a.sum(0) - diag_a, b @ b.sum(0) - diag_b
