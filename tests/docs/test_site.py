@@ -29,10 +29,10 @@ ELSEWHERE = re.compile(
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("site")
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # advertises a successor, which is no fault of ours
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)]
+    # Not with --quiet, which makes --strict overlook warnings.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "WARNING" not in done.stdout + done.stderr
     return target
 
 
