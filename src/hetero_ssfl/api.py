@@ -27,7 +27,7 @@ from rich.console import Console
 from torch import Generator, Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .config import Config, ModelConfig, load_config, with_settings
+from .config import Config, DataConfig, ModelConfig, load_config, preset_names, with_settings
 from .data import Data, Images, agree_on_classes, digest, read_given, read_with_test
 from .errors import ConfigError, RunError
 from .federation import mutual_cka_of, participants, resume
@@ -110,10 +110,11 @@ def federate(
     """
     kept: list[Any] = []
     base = load_config(config) if isinstance(config, str) else config or Config()
+    if config is None or config in preset_names():
+        base = base.model_copy(update={"data": DataConfig(validation=0)})
     named = {"method": method, "rounds": rounds, "seed": seed, "views.function": views, "alignment.kernel": kernel}
     chosen = {key: _named(value, kept) for key, value in named.items() if value is not None}
-    quiet_default = {} if config else {"data.validation": 0}
-    base = with_settings(base, {**quiet_default, **(settings or {}), **chosen})
+    base = with_settings(base, {**(settings or {}), **chosen})
     names = _names(clients)
     models = [
         ModelConfig(encoder=_encoder_name(c.encoder, name, kept), projector=c.projector, predictor=c.predictor)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from pieces import net
+from pieces import SETTINGS, net
 
 from hetero_ssfl import Client, Run, federate
 from hetero_ssfl.config import DataConfig
@@ -29,4 +29,5 @@ def clients(digits: Images) -> list[Client]:
 @pytest.fixture(scope="session")
 def run(clients: list[Client], digits: Images, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run_dir: Path = tmp_path_factory.mktemp("api") / "run"
-    return federate(clients, digits.pixels[600:650], config="smoke", run_dir=run_dir, progress=False)
+    rad = digits.pixels[600:650]
+    return federate(clients, rad, config="smoke", settings=SETTINGS, run_dir=run_dir, progress=False)

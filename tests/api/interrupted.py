@@ -16,7 +16,7 @@ def noisy(batch: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
 
 digits = load_images(DataConfig(source="digits", side=16), "train")
 clients = [Client(digits.pixels[:200], net()), Client(digits.pixels[200:400], "resnet8(width=4)")]
-settings = {"data.validation": 0, "evaluation.every": 0, "local_epochs": 4}
+settings = {"evaluation.every": 0, "local_epochs": 4}
 run = federate(
     clients,
     64,

@@ -18,3 +18,7 @@ def net(**options: int) -> Net:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Net(**options)
+
+
+SETTINGS = {"data.validation": 60}
+"""Of the run that tests share."""

@@ -166,7 +166,7 @@ def test_a_federation_of_a_folder_a_table_a_dataset_and_an_array(tmp_path: Path)
         Client(Pairs(), net(inputs=3)),
         Client(pixels(), "mobilenet(width=4, depth=1)", labels=[2] * 10),
     ]
-    alike = {"data.side": SIDE, "data.channels": 3, "data.validation": 0}
+    alike = {"data.side": SIDE, "data.channels": 3}
     run = federate(
         federation,
         tmp_path / "shared",

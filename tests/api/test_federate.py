@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pieces import net
+from pieces import SETTINGS, net
 
 import hetero_ssfl.federation.engine as engine
 from hetero_ssfl import Client, Run, RunFolder, federate, load_config, start
@@ -82,7 +82,8 @@ def test_one_after_another_in_this_process_gives_the_same_bits(
     monkeypatch.setattr(engine.torch.cuda, "is_initialized", lambda: True)  # as on a machine with a GPU in use
     grids, real = [], InlineGrid.__enter__
     monkeypatch.setattr(InlineGrid, "__enter__", lambda self: grids.append(self) or real(self))
-    inline = federate(clients, digits.pixels[600:650], config="smoke", run_dir=tmp_path / "r", progress=False)
+    rad = digits.pixels[600:650]
+    inline = federate(clients, rad, config="smoke", settings=SETTINGS, run_dir=tmp_path / "r", progress=False)
     assert len(grids) == 1
     assert same(run.folder, inline.folder)
 
@@ -103,7 +104,8 @@ def test_a_fork_works_after_this_process_has_trained_on_several_threads(digits: 
 
 def test_a_finished_run_is_returned_at_once(run: Run, clients: list[Client], digits: Images) -> None:
     seen: list[object] = []
-    again = federate(clients, digits.pixels[600:650], config="smoke", run_dir=run.path, progress=seen.append)
+    rad = digits.pixels[600:650]
+    again = federate(clients, rad, config="smoke", settings=SETTINGS, run_dir=run.path, progress=seen.append)
     assert not seen
     assert again.table().equals(run.table())
 
@@ -124,7 +126,7 @@ def test_a_folder_with_another_run_is_refused(
     rows, rad = change.get("data", np.s_[:200]), digits.pixels[change.get("rad", np.s_[600:650])]
     encoder = change.get("encoder", clients[0].encoder)
     first = Client(digits.pixels[rows], encoder, change.get("name", "own-net"), labels=digits.labels[rows])
-    settings = change.get("settings", {})
+    settings = {**SETTINGS, **change.get("settings", {})}
     with pytest.raises(RunError, match=f"holds a run with other {what}. Choose another run_dir"):
         federate([first, *clients[1:]], rad, config="smoke", settings=settings, run_dir=run.path, progress=False)
 

@@ -55,7 +55,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def tiny(digits: Images, run_dir: Path, **changes: object) -> Run:
     federation = [Client(digits.pixels[:40], net()), Client(digits.pixels[40:80], "resnet8(width=4)")]
-    settings = {"data.validation": 0, "rounds": 1, "local_epochs": 1}
+    settings = {"rounds": 1, "local_epochs": 1}
     return federate(federation, 16, config="smoke", settings=settings, run_dir=run_dir, progress=False, **changes)
 
 

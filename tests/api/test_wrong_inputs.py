@@ -1,4 +1,4 @@
-"""What a new user gets wrong: one sentence with the remedy, from Python and from the command line; nothing is written."""
+"""What a new user gets wrong: one sentence with the remedy, from Python and on the command line; nothing is written."""
 
 import json
 import os
@@ -103,9 +103,8 @@ WRONG = {
 
 def by_api(change: dict, run_dir: Path) -> None:
     clients = [Client(change.get("data", "good"), change.get("encoder", ENCODER)), Client("good", ENCODER)]
-    config, settings = change.get("config", "smoke"), {"data.side": None, "data.validation": 0}
-    rad = change.get("rad", 8)
-    federate(clients, rad, config=config, settings=settings, rounds=1, run_dir=run_dir, progress=False)
+    config, rad = change.get("config", "smoke"), change.get("rad", 8)
+    federate(clients, rad, config=config, rounds=1, run_dir=run_dir, progress=False)
 
 
 def by_command(change: dict, run_dir: Path) -> None:
@@ -157,8 +156,7 @@ def test_a_wrong_input_is_one_sentence_and_exit_code_2_on_the_command_line(
 
 @pytest.mark.usefixtures("place")
 def test_files_that_are_no_images_are_left_out_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    settings = {"data.side": None, "data.validation": 0}
-    run = federate([Client("noted", ENCODER)], 8, config="smoke", rounds=1, settings=settings, progress=False)
+    run = federate([Client("noted", ENCODER)], 8, config="smoke", rounds=1, progress=False)
     assert "'noted': 1 files are not images and are left out, such as notes.txt" in caplog.text
     assert run.table()["examples"].tolist() == [32]
 
@@ -222,12 +220,12 @@ def test_no_space_is_one_sentence_and_more_space_lets_it_go_on(
 ) -> None:
     disk = small_disk(kilobytes)
     clients = [Client(digits.pixels[:40], net()), Client(digits.pixels[40:80], ENCODER)]
-    settings = {"data.validation": 0, "local_epochs": 1}
+    settings = {"local_epochs": 1}
 
     def call() -> Run:
         return federate(clients, 16, config="smoke", rounds=2, settings=settings, run_dir=disk / "run", progress=False)
 
-    with pytest.raises(RunError, match="No space left on device.*Make room") as caught:
+    with pytest.raises(RunError, match=r"No space left on device.*Make room") as caught:
         call()
     assert is_one_sentence(str(caught.value).replace("RunError: ", ""))
     assert (disk / "run" / "config.toml").exists() == begun

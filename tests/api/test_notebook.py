@@ -1,0 +1,73 @@
+"""A real notebook, run by a real kernel: progress as it goes, and a Run that shows itself."""
+
+import re
+from base64 import b64decode
+from pathlib import Path
+
+import pytest
+
+nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+
+CELLS = [
+    """
+import numpy as np
+from torch import nn
+from hetero_ssfl import Client, federate
+
+class Mine(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 8))
+
+    def forward(self, x):
+        return self.layers(x)
+""",
+    """
+images = np.random.default_rng(0).integers(0, 255, (120, 8, 8), dtype=np.uint8)
+clients = [Client(images[:60], Mine(16), "left"), Client(images[60:], Mine(24), "right")]
+run = federate(clients, 20, config="smoke")
+""",
+    "run",
+    "run.encoder('left'), federate(clients, 20, config='smoke', run_dir=run.path).path",
+    "import matplotlib; matplotlib.get_backend()",
+]
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict]]:
+    """What each cell put out."""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    folder: Path = tmp_path_factory.mktemp("notebook")
+    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
+    return [cell["outputs"] for cell in book.cells]
+
+
+def shown(outputs: list[dict]) -> str:
+    return "".join(o.get("text", "") + o.get("data", {}).get("text/plain", "") for o in outputs)
+
+
+def test_every_round_is_seen_as_it_ends(cells: list[list[dict]]) -> None:
+    text = shown(cells[1])
+    assert re.search(r"round 1/2 .*ssl", text)
+    assert re.search(r"round 2/2 .*ssl", text)
+    assert "ipywidgets" not in text
+
+
+def test_a_run_shows_itself_as_a_table_and_a_picture(cells: list[list[dict]]) -> None:
+    (output,) = cells[2]
+    page = output["data"]["text/html"]
+    assert "<th>left</th>" in page
+    assert "<td>Mine</td>" in page
+    alt, source = re.findall(r'<img alt="([^"]+)" src="data:image/png;base64,([^"]+)">', page)[0]
+    assert "mutual CKA" in alt
+    assert b64decode(source).startswith(b"\x89PNG")
+    assert "http" not in page
+
+
+def test_objects_of_the_notebook_come_back_trained(cells: list[list[dict]]) -> None:
+    assert "Mine(" in shown(cells[3])
+    assert "smoke-hetero-ssfl-seed0" in shown(cells[3])
+
+
+def test_the_notebooks_own_plots_are_left_alone(cells: list[list[dict]]) -> None:
+    assert "inline" in shown(cells[4])
