@@ -3,7 +3,7 @@
     ours     two clients in two worker processes with one torch thread each, through `train`, as the engine runs them
     obvious  one process with torch's default threads and memory format, PIL transforms in a DataLoader: target 1.5 x.
              With and without loader processes; the faster one counts.
-    limit    as ours, but a bare loop on views made beforehand, so nothing but the networks: target 0.92 x
+    limit    as ours, allocator included, but a bare loop on views made beforehand, so nothing but the networks: target 0.92 x
 
 All train the same networks (width 16, 32 px, batch 128) on images in memory; one step of warming up is not timed.
 Processes stay alive between repeats. Sides alternate and the ratios are those of medians.
@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hetero_ssfl.config import Config, ViewsConfig, validate
 from hetero_ssfl.data import random_view
+from hetero_ssfl.federation.inprocess import keep_freed_memory
 from hetero_ssfl.models import Learner, build_learner
 from hetero_ssfl.objectives import siamese_loss
 from hetero_ssfl.seeding import rng_for
@@ -129,7 +130,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one step of 8 images, nothing written: does it run?")
     options = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(PROCESSES, spawn) as workers, ProcessPoolExecutor(1, spawn) as single:
+    workers_of_ours = ProcessPoolExecutor(PROCESSES, spawn, initializer=keep_freed_memory)
+    with workers_of_ours as workers, ProcessPoolExecutor(1, spawn) as single:
         if options.quick:
             measured = {"ResNet-10": measure(Task(MODELS["ResNet-10"], 1, 8), 1, workers, single)}
         else:

@@ -137,7 +137,7 @@ def train(message: Message, context: Context) -> Message:
     down = Broadcast(header.round, arrays_of(message.content))
     with participant.states.lock():
         client = clients.get(participant, limit=down.round - 1)
-        client.progress = partial(Progress.report, client.name)  # a closure over the client would keep it from being freed
+        client.progress = partial(Progress.report, client.name)  # a closure over the client would keep it alive
         method = method_for(participant.config)
         method.check_broadcast(client, down)
         try:

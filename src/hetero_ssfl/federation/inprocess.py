@@ -4,6 +4,7 @@ Each worker holds one ClientApp and one torch thread (by default). A client retu
 an idle worker takes over waiting ones, reading their state from disk. Where a client runs never changes its numbers.
 """
 
+import ctypes
 import json
 import logging
 import multiprocessing
@@ -60,6 +61,7 @@ def work(connection: Connection, threads: int, environment: dict[str, str], inhe
     import torch
 
     torch.set_num_threads(threads)
+    keep_freed_memory()
     from . import client_app
 
     last = 0.0
@@ -91,6 +93,13 @@ def answer(message: Message, node_config: dict[str, Any]) -> Message:
     except Exception as error:  # whatever one client does, the federation goes on
         reason = f"{type(error).__name__}: {error}"
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def keep_freed_memory(most: int = 2**28) -> None:
+    """Let glibc hand the memory of one step to the next instead of returning it: a tenth of the time went into that."""
+    library = ctypes.CDLL(None)
+    for setting in (-1, -3) if hasattr(library, "mallopt") else ():  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of glibc
+        library.mallopt(setting, most)
 
 
 def _die_with(parent_sentinel: int) -> None:
