@@ -1,5 +1,6 @@
 """What users install: the wheel and the source distribution, tried in a virtual environment outside the repository."""
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -15,7 +16,8 @@ import hetero_ssfl
 
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=300)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # as tests share the cores
+    done = subprocess.run([str(c) for c in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
     return done
 

@@ -14,4 +14,4 @@ def write_pictures(folder: Path, first: int, count: int, classes: bool = False, 
         place = folder / str(DIGITS.target[number]) if classes else folder
         place.mkdir(parents=True, exist_ok=True)
         pixels = (DIGITS.images[number] * 255 / 16).astype("uint8")
-        Image.fromarray(pixels).resize((24, 24)).convert(mode).save(place / f"{number:04}.png")
+        Image.fromarray(pixels).resize((16, 16)).convert(mode).save(place / f"{number:04}.png")
