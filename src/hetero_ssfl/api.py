@@ -13,6 +13,7 @@ forked from this one (on Linux; elsewhere, and with a GPU, clients train one aft
 import base64
 import copy
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -315,9 +316,8 @@ class Run:
         rows = {}
         for name in self.clients:
             model = results["models"][name]
-            spec = str(model["encoder"])
             row = {
-                "encoder": spec.removeprefix(f"{GIVEN}:").rpartition("-")[0] if spec.startswith(GIVEN) else spec,
+                "encoder": re.sub(rf"^{GIVEN}:(.*?)(-[0-9a-f]{{8}})?$", r"\1", str(model["encoder"])),
                 "parameters": model["parameters"],
                 **{key: last.get(name, {}).get(key) for key in _FIGURES},
                 "mutual_cka": self._alike.get(name),

@@ -116,16 +116,17 @@ def test_a_finished_run_is_returned_at_once(run: Run, clients: list[Client], dig
         ({"settings": {"alignment.mu": 1}}, "settings"),
         ({"rad": np.s_[601:651]}, "data in its RAD"),
         ({"encoder": net(width=25)}, "data or another encoder of own-net"),
-        ({"data": np.s_[1:200]}, "data or another encoder of own-net"),
+        ({"data": lambda pixels: 255 - pixels}, "data or another encoder of own-net"),
         ({"name": "other"}, "clients"),
     ],
 )
 def test_a_folder_with_another_run_is_refused(
     run: Run, clients: list[Client], digits: Images, change: dict, what: str
 ) -> None:
-    rows, rad = change.get("data", np.s_[:200]), digits.pixels[change.get("rad", np.s_[600:650])]
+    data = change.get("data", lambda pixels: pixels)(digits.pixels[:200])
+    rad = digits.pixels[change.get("rad", np.s_[600:650])]
     encoder = change.get("encoder", clients[0].encoder)
-    first = Client(digits.pixels[rows], encoder, change.get("name", "own-net"), labels=digits.labels[rows])
+    first = Client(data, encoder, change.get("name", "own-net"), labels=digits.labels[:200])
     settings = {**SETTINGS, **change.get("settings", {})}
     with pytest.raises(RunError, match=f"holds a run with other {what}. Choose another run_dir"):
         federate([first, *clients[1:]], rad, config="smoke", settings=settings, run_dir=run.path, progress=False)

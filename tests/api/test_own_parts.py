@@ -6,10 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from pieces import net
+from pieces import Net, net
 from torch import Generator, Tensor
 
-from hetero_ssfl import Client, HeteroSSFL, Method, Run, factor_cka, federate, load_config, random_view, start
+from hetero_ssfl import (
+    Client,
+    HeteroSSFL,
+    Method,
+    Run,
+    build_encoder,
+    factor_cka,
+    federate,
+    load_config,
+    random_view,
+    start,
+)
 from hetero_ssfl.config import AlignmentConfig, Config, ViewsConfig
 from hetero_ssfl.consensus import kernel_factor
 from hetero_ssfl.data import Images, to_input
@@ -17,6 +28,7 @@ from hetero_ssfl.errors import ConfigError, ProtocolError
 from hetero_ssfl.federation.node import NodeSettings, check_instruction
 from hetero_ssfl.methods import method_class
 from hetero_ssfl.objectives import alignment_distance, gram
+from hetero_ssfl.plugins import give, spec_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -76,8 +88,6 @@ def test_own_views_see_other_data_as_they_are_and_cannot_spoil_them(module: str)
     def spoil(batch: Tensor, rng: Generator) -> Tensor:
         return batch.zero_()
 
-    from hetero_ssfl.plugins import spec_of
-
     random_view(data, ViewsConfig(function=spec_of(spoil)), Generator())
     assert data.abs().min() > 0
 
@@ -110,8 +120,6 @@ def test_an_own_kernel_is_what_is_averaged_and_compared(module: str) -> None:
 
 
 def test_a_kernel_of_another_shape_is_refused() -> None:
-    from hetero_ssfl.plugins import spec_of
-
     def columns(a: Tensor, b: Tensor) -> Tensor:
         return a.T @ a
 
@@ -185,3 +193,26 @@ def test_examples_run(example: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "linear_all" in done.stdout
+
+
+def test_every_client_trains_a_copy_of_its_own_of_a_given_instance() -> None:
+    one = net()
+    first, second = (build_encoder(give("one", one), 1, 16)[0] for _ in range(2))
+    with torch.no_grad():
+        first.conv.weight.zero_()
+    assert torch.equal(second.conv.weight, net().conv.weight)
+
+
+def test_clients_with_one_instance_can_average_its_weights(digits: Images, tmp_path: Path) -> None:
+    one = net()
+    federation = [Client(digits.pixels[:40], one), Client(digits.pixels[40:80], one)]
+    settings = {"clients.per_round": 1.0, "local_epochs": 1}
+    run = federate(federation, 8, "fedbyol", config="smoke", settings=settings, run_dir=tmp_path / "r", progress=False)
+    assert list(run.table()["encoder"]) == ["Net", "Net"]
+
+
+def test_a_class_or_a_function_can_be_the_encoder(digits: Images, tmp_path: Path) -> None:
+    federation = [Client(digits.pixels[:40], Net), Client(digits.pixels[40:80], lambda: Net(width=5))]
+    run = federate(federation, 8, config="smoke", rounds=1, run_dir=tmp_path / "r", progress=False)
+    assert list(run.table()["encoder"]) == ["pieces:Net", "test_a_class_or_a_function_can_be_the_encoder.lambda"]
+    assert run.encoder(1).out.out_features == 5
