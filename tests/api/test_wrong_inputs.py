@@ -189,6 +189,8 @@ def test_the_command_line_says_where_a_run_of_objects_can_go_on(
     said = capsys.readouterr().err
     assert "were handed over from Python" in said
     assert "Call federate(...) again with the same arguments." in said
+    with pytest.raises(RunError, match=r"not finished. Continue it with: federate\(..., run_dir='.*/moved'\)"):
+        Run.open(moved).table()
 
 
 # --- a full disk ---
