@@ -3,7 +3,7 @@
     ours     two clients in two worker processes with one torch thread each, through `train`, as the engine runs them
     obvious  one process with torch's default threads and memory format, PIL transforms in a DataLoader: target 1.5 x.
              With and without loader processes; the faster one counts.
-    limit    as ours, allocator included, but a bare loop on views made beforehand, so nothing but the networks: target 0.92 x
+    limit    as ours (allocator included), but a bare loop on views made beforehand, so only networks: target 0.92 x
 
 All train the same networks (width 16, 32 px, batch 128) on images in memory; one step of warming up is not timed.
 Processes stay alive between repeats. Sides alternate and the ratios are those of medians.

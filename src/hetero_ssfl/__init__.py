@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .api import Client as Client
     from .api import Run as Run
     from .api import federate as federate
+    from .config import AlignmentConfig as AlignmentConfig
     from .config import Config as Config
     from .config import load_config as load_config
     from .consensus import Consensus as Consensus
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .evaluation import probe as probe
     from .federation import resume as resume
     from .federation import start as start
+    from .federation.strategy import HeteroSSFLStrategy as HeteroSSFLStrategy
     from .methods import METHODS as METHODS
     from .methods import Broadcast as Broadcast
     from .methods import FedAvg as FedAvg
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from .methods import ServerState as ServerState
     from .methods import Update as Update
     from .models import build_encoder as build_encoder
+    from .objectives import alignment_distance as alignment_distance
     from .objectives import cka as cka
     from .objectives import factor_cka as factor_cka
     from .runs import RunFolder as RunFolder
@@ -48,10 +51,12 @@ _HOME = {
     "Client": "api",
     "Run": "api",
     "Config": "config",
+    "AlignmentConfig": "config",
     "load_config": "config",
     "RunFolder": "runs",
     "start": "federation",
     "resume": "federation",
+    "HeteroSSFLStrategy": "federation.strategy",
     "METHODS": "methods",
     "Method": "methods",
     "HeteroSSFL": "methods",
@@ -71,6 +76,7 @@ _HOME = {
     "effective_rank": "consensus",
     "cka": "objectives",
     "factor_cka": "objectives",
+    "alignment_distance": "objectives",
     "random_view": "data",
     "Labeled": "evaluation",
     "extract_features": "evaluation",

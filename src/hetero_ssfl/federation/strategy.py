@@ -1,0 +1,64 @@
+"""Hetero-SSFL as a Strategy, for people who have a Flower project of their own: examples/flower_project.py.
+
+Their ClientApp trains as it likes and replies with `{"factor": client_factor(representations of the RAD, alignment)}`;
+what comes down in the next round is the mean kernel's factor, for `alignment_distance`. Sampling is FedAvg's.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.serverapp.strategy import FedAvg
+
+from ..config import AlignmentConfig, Config, RadConfig
+from ..errors import ProtocolError
+from ..methods import ServerState, Update
+from ..methods.hetero import HeteroSSFL
+from .records import arrays_of
+
+log = logging.getLogger(__name__)
+
+
+class HeteroSSFLStrategy(FedAvg):
+    def __init__(self, rad_size: int, alignment: AlignmentConfig | None = None, **sampling: Any) -> None:
+        """`rad_size` images are shared; `sampling` is whatever FedAvg takes."""
+        super().__init__(**sampling)
+        config = Config(rad=RadConfig(size=rad_size), alignment=alignment or AlignmentConfig(rad_batch=0))
+        self.method, self.state = HeteroSSFL(config), ServerState(0, ())
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The mean kernel of all nodes that ever replied, each as it was then; what cannot be used is left out."""
+        arrived, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
+        updates, used = {}, []
+        for reply in sorted(arrived, key=lambda reply: reply.metadata.src_node_id):
+            name = f"node {reply.metadata.src_node_id}"
+            try:
+                updates[name] = self._read(name, reply)
+            except ProtocolError as error:
+                log.warning("round %d goes on without a reply: %s", server_round, error)
+                continue
+            used.append(reply.content)
+        if not updates:
+            return None, None
+        newcomers = tuple(name for name in updates if name not in self.state.roster)
+        state = replace(self.state, roster=self.state.roster + newcomers)
+        self.state = self.method.aggregate(state, updates)
+        metrics = self.train_metrics_aggr_fn(used, self.weighted_by_key)
+        for key, value in self.method.metrics(self.state).items():
+            metrics[key] = value
+        return ArrayRecord({"factor": Array(self.state.shared["factor"].numpy())}), metrics
+
+    def _read(self, name: str, reply: Message) -> Update:
+        figures = next(iter(reply.content.metric_records.values()), MetricRecord())
+        examples = figures.get(self.weighted_by_key)
+        if not isinstance(examples, int) or examples < 1:
+            raise ProtocolError(
+                f"{name} says '{self.weighted_by_key}' is {str(examples)[:40]}, expected a count of at least 1."
+            )
+        update = Update(examples, arrays_of(reply.content))
+        self.method.check(self.state, name, update)
+        return update

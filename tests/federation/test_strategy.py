@@ -1,0 +1,76 @@
+"""The Strategy for Flower projects of others: with made-up replies, and on Flower's Simulation Engine."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from hetero_ssfl import AlignmentConfig, HeteroSSFLStrategy, client_factor
+from hetero_ssfl.federation.inprocess import set_identity
+from hetero_ssfl.seeding import rng_for
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_project.py"
+ALIGNMENT = AlignmentConfig(rad_batch=0)
+
+
+def share(*scope: int, rows: int = 12) -> Tensor:
+    return client_factor(torch.randn(rows, 4, generator=rng_for(*scope)), ALIGNMENT)
+
+
+def reply(node: int, factor: Tensor, examples: object = 10) -> Message:
+    """As a SuperNode would send it."""
+    set_identity(1)
+    asked = Message(RecordDict(), node, "train")
+    set_identity(node)
+    figures = MetricRecord({"num-examples": examples, "loss": 1.0} if examples else {"loss": 1.0})  # type: ignore[dict-item]
+    content = RecordDict({"arrays": ArrayRecord({"factor": Array(factor.numpy())}), "metrics": figures})
+    return Message(content, reply_to=asked)
+
+
+def kernel(record: ArrayRecord | None) -> Tensor:
+    assert record is not None
+    factor = torch.from_numpy(record["factor"].numpy()).double()
+    return factor @ factor.T
+
+
+def mean(*factors: Tensor) -> Tensor:
+    return sum((a.double() @ a.double().T for a in factors), torch.zeros(())) / len(factors)
+
+
+def test_the_mean_kernel_of_all_who_ever_replied_comes_back() -> None:
+    strategy = HeteroSSFLStrategy(12, ALIGNMENT)
+    arrays, metrics = strategy.aggregate_train(1, [reply(8, share(8)), reply(5, share(5))])
+    assert torch.allclose(kernel(arrays), mean(share(8), share(5)), atol=1e-6)
+    assert metrics is not None
+    assert metrics["loss"] == pytest.approx(1.0)
+    assert float(metrics["consensus_effective_rank"]) > 1  # type: ignore[arg-type]
+    arrays, _ = strategy.aggregate_train(2, [reply(5, share(5, 2)), reply(9, share(9))])  # 8 sat out, 9 is new
+    assert torch.allclose(kernel(arrays), mean(share(8), share(5, 2), share(9)), atol=1e-6)
+
+
+def test_what_cannot_be_used_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = HeteroSSFLStrategy(12, ALIGNMENT)
+    bad = [
+        reply(2, share(2, rows=11)),
+        reply(3, torch.full((12, 4), torch.nan)),
+        reply(4, 1000 * share(4)),
+        reply(6, share(6), examples=0),
+        reply(7, share(7), examples=0.5),
+    ]
+    failed = Message(Error(0, "out of memory"), reply_to=Message(RecordDict(), 11, "train"))
+    arrays, _ = strategy.aggregate_train(1, [*bad, failed, reply(8, share(8))])
+    assert torch.allclose(kernel(arrays), mean(share(8)), atol=1e-6)
+    assert set(strategy.state.clients) == {"node 8"}
+    assert sum("goes on without a reply: node" in text for text in caplog.messages) == len(bad)
+    assert strategy.aggregate_train(2, bad) == (None, None)
+    assert set(strategy.state.clients) == {"node 8"}
+
+
+def test_the_example_aligns_two_unlike_networks_on_flowers_own_engine() -> None:
+    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout.rsplit(":", 1)[1]) > 0.8, "0.5 with mu = 0"
