@@ -20,6 +20,7 @@ from functools import cached_property
 from hashlib import sha256
 from html import escape
 from itertools import chain, count
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ from .federation.records import NAME
 from .federation.simulated import client_name
 from .federation.tensorboard import check_tracking
 from .methods import Method, method_for
-from .plugins import GIVEN, give, spec_of
+from .plugins import GIVEN, give, given, spec_of
 from .progress import RunView
 from .runs import RunFolder
 from .seeding import rng_for
@@ -106,7 +107,7 @@ def federate(
         views: your own random views instead of the built-in ones for images: (batch, generator) -> batch
         kernel: your own kernel between representations: (a, b) -> K
         settings: as in a config: `{"alignment.mu": 4, "local_epochs": 2}`
-        config: what the settings start from: a preset's name, a TOML file, or a Config
+        config: what the settings start from: a preset's name (without its `[data]`), a TOML file, or a Config
         progress: show it; or a function that is called with each event
     """
     kept: list[Any] = []
@@ -177,15 +178,17 @@ def _encoder_name(encoder: Any, who: str, kept: list[Any]) -> str:
     sha = sha256(repr(encoder).encode())
     for key, value in state.items():
         sha.update(f"{key} {value.dtype} ".encode() + digest(value.detach().cpu().float()).encode())
-    kept.append(copy.deepcopy(encoder).cpu())
-    return give(f"{type(encoder).__name__}-{sha.hexdigest()[:8]}", kept[-1])
+    name = f"{type(encoder).__name__}-{sha.hexdigest()[:8]}"
+    known = given(name)  # one copy for all runs that have it, while any of them lives
+    kept.append(copy.deepcopy(encoder).cpu() if known is None else known)
+    return give(name, kept[-1])
 
 
 def _read(
     clients: Sequence[Client], names: Sequence[str], models: Sequence[ModelConfig], rad: Data, config: Config
 ) -> tuple[list[Member], Tensor]:
     """Everybody's data, divided, and the RAD."""
-    taken = rad if isinstance(rad, int) else 0
+    taken = int(rad) if isinstance(rad, Integral) else 0
     shared = [] if taken else [read_given(rad, None, config.data, "the RAD").pixels]
     parts: list[Images] = []
     for k, (client, name) in enumerate(zip(clients, names, strict=True)):
@@ -298,6 +301,7 @@ class Run:
 
     def encoder(self, client: int | str) -> nn.Module:
         """A client's trained encoder in evaluation mode; clients have a number, from 0, and a name."""
+        self._host()
         everyone = list(participants(self.folder, self.config))
         found = [p for k, p in enumerate(everyone) if client in (k, p.name)]
         if not found:
@@ -336,7 +340,13 @@ class Run:
     @cached_property
     def mutual_cka(self) -> Tensor:
         """How alike every two clients' encoders see the RAD: 1 for the same up to rotation, 0 for unrelated."""
+        self._host()
         return mutual_cka_of(self.folder, trained=True)
+
+    def _host(self) -> None:
+        """Answer for the clients again: another call of `federate` may have done so, and its run may be gone."""
+        if self._site is not None:
+            host(self.folder, self._site)
 
     @property
     def _alike(self) -> dict[str, float]:

@@ -29,6 +29,11 @@ def give(name: str, thing: Any) -> str:
     return f"{GIVEN}:{name}"
 
 
+def given(name: str) -> Any:
+    """What has that name already, if anything."""
+    return _given.get(name)
+
+
 def find(spec: str, what: str) -> Any:
     """The callable behind a name; `what` is the setting that named it."""
     module, _, name = spec.partition(":")

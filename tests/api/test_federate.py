@@ -1,12 +1,13 @@
 """federate(...): the same training as everywhere, on objects of this process."""
 
 import copy
+import gc
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from pieces import SETTINGS, net
+from pieces import SETTINGS, Net, net
 
 import hetero_ssfl.federation.engine as engine
 from hetero_ssfl import Client, Run, RunFolder, federate, load_config, start
@@ -108,6 +109,9 @@ def test_a_finished_run_is_returned_at_once(run: Run, clients: list[Client], dig
     again = federate(clients, rad, config="smoke", settings=SETTINGS, run_dir=run.path, progress=seen.append)
     assert not seen
     assert again.table().equals(run.table())
+    del again
+    gc.collect()
+    assert isinstance(run.encoder(0), Net)  # what one run has does not go with another that had it too
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,11 @@ class Frozen(nn.Linear):
             DataError,
             r"\(1, 16, 16\).*settings={'data.side': 20, 'data.cha",
         ),
+        (
+            {"test": (np.zeros((9, 20, 20), np.uint8), [0] * 9)},
+            DataError,
+            r"test data of client-000: .*'data.side': 16",
+        ),
         ({"rad": np.zeros((9, 256))}, DataError, "Every client must read the RAD"),
         ({"rad": 100}, ConfigError, "50 for the RAD and 0 for validation leave less than 2"),
         ({"data": np.zeros((30, 3, 20)), "rad": 9}, ConfigError, "a RAD cannot be taken out of data of shapes"),
@@ -279,7 +284,8 @@ class Frozen(nn.Linear):
 def test_wrong_arguments_are_refused_before_anything_is_written(
     changes: dict, kind: type[Exception], message: str, digits: Images, tmp_path: Path
 ) -> None:
-    first = Client(changes.pop("data", digits.pixels[:40]), changes.pop("encoder", net()), changes.pop("name", None))
+    data, encoder = changes.pop("data", digits.pixels[:40]), changes.pop("encoder", net())
+    first = Client(data, encoder, changes.pop("name", None), test=changes.pop("test", None))
     clients = changes.pop("clients", [first, Client(digits.pixels[40:80], ENCODER)])
     with pytest.raises(kind, match=message) as caught:
         federate(clients, changes.pop("rad", 16), run_dir=tmp_path / "run", progress=False, **changes)

@@ -110,16 +110,16 @@ def set_up_given(config: Config, site: GivenSite) -> Setup:
 
 def _check_shapes(config: Config, site: GivenSite) -> None:
     wanted, dtype = tuple(site.rad.shape[1:]), site.rad.dtype
-    for member in site.members:
-        found = tuple(member.train.pixels.shape[1:])
-        if found != wanted or member.train.pixels.dtype != dtype:
+    parts = [(m.name, m.train.pixels) for m in site.members]
+    parts += [(f"the test data of {m.name}", m.test.pixels) for m in site.members if len(m.test)]
+    for who, data in parts:
+        if tuple(data.shape[1:]) != wanted or data.dtype != dtype:
             remedy = "Every client must read the RAD: bring all data into one shape and type"
-            if dtype == member.train.pixels.dtype == torch.uint8:
+            if dtype == data.dtype == torch.uint8:
                 alike = {"data.side": max(wanted[1:]), "data.channels": wanted[0]}
                 remedy = f"settings={alike} makes all images alike"
             raise DataError(
-                f"{member.name} has {member.train.pixels.dtype} data of shape {found}, "
-                f"but the RAD has {dtype} of {wanted}. {remedy}."
+                f"{who}: {data.dtype} of shape {tuple(data.shape[1:])}, but the RAD has {dtype} of {wanted}. {remedy}."
             )
     if config.views.function is None and (dtype != torch.uint8 or wanted[1] != wanted[2]):
         what = "not square" if dtype == torch.uint8 else f"{dtype}, not uint8 images"
