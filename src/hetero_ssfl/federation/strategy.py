@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 
 
 class HeteroSSFLStrategy(FedAvg):
+    """FedAvg's sampling; what is aggregated are kernels on `rad_size` shared images, not weights."""
+
     def __init__(self, rad_size: int, alignment: AlignmentConfig | None = None, **sampling: Any) -> None:
-        """`rad_size` images are shared; `sampling` is whatever FedAvg takes."""
         super().__init__(**sampling)
         config = Config(rad=RadConfig(size=rad_size), alignment=alignment or AlignmentConfig(rad_batch=0))
         self.method, self.state = HeteroSSFL(config), ServerState(0, ())
