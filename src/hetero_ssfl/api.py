@@ -39,7 +39,7 @@ from .federation.records import NAME
 from .federation.simulated import client_name
 from .federation.tensorboard import check_tracking
 from .methods import Method, method_for
-from .plugins import GIVEN, give, given, spec_of
+from .plugins import GIVEN, Given
 from .progress import RunView
 from .runs import RunFolder
 from .seeding import rng_for
@@ -110,23 +110,24 @@ def federate(
         config: what the settings start from: a preset's name (without its `[data]`), a TOML file, or a Config
         progress: show it; or a function that is called with each event
     """
-    kept: list[Any] = []
+    given = Given()
     base = load_config(config) if isinstance(config, str) else config or Config()
     if config is None or config in preset_names():
         base = base.model_copy(update={"data": DataConfig(validation=0)})
     named = {"method": method, "rounds": rounds, "seed": seed, "views.function": views, "alignment.kernel": kernel}
-    chosen = {key: _named(value, kept) for key, value in named.items() if value is not None}
+    chosen = {k: given.spec(v) if callable(v) else v for k, v in named.items() if v is not None}
     base = with_settings(base, {**(settings or {}), **chosen})
     names = _names(clients)
     models = [
-        ModelConfig(encoder=_encoder_name(c.encoder, name, kept), projector=c.projector, predictor=c.predictor)
+        ModelConfig(encoder=_encoder_name(c.encoder, name, given), projector=c.projector, predictor=c.predictor)
         for c, name in zip(clients, names, strict=True)
     ]
+    given.offer()
     members, shared = _read(clients, names, models, rad, base)
     final = _fill_in(base, names, models, len(shared))
     method_for(final)
     check_tracking(final)
-    site = GivenSite(tuple(members), shared, tuple(kept))
+    site = GivenSite(tuple(members), shared, given)
     folder = _open_or_create(_run_dir(run_dir, final), final, site)
     host(folder, site)
     if callable(progress):
@@ -136,14 +137,6 @@ def federate(
 
 
 # --- from arguments to a config and a site ---
-
-
-def _named(value: Any, kept: list[Any]) -> Any:
-    """Plain values as they are, functions and classes by name."""
-    if not callable(value):
-        return value
-    kept.append(value)
-    return spec_of(value)
 
 
 def _names(clients: Sequence[Client]) -> list[str]:
@@ -158,7 +151,7 @@ def _names(clients: Sequence[Client]) -> list[str]:
     return names
 
 
-def _encoder_name(encoder: Any, who: str, kept: list[Any]) -> str:
+def _encoder_name(encoder: Any, who: str, given: Given) -> str:
     """How the config calls an encoder: an instance by its class and a digest of its weights."""
     if isinstance(encoder, str):
         return encoder
@@ -168,8 +161,7 @@ def _encoder_name(encoder: Any, who: str, kept: list[Any]) -> str:
                 f"the encoder of {who} is a {type(encoder).__name__}, expected a torch.nn.Module, a function that "
                 "returns one, or a name such as 'resnet18(width=32)'."
             )
-        kept.append(encoder)
-        return spec_of(encoder)
+        return given.spec(encoder)
     state = encoder.state_dict()
     if any(map(is_lazy, state.values())):
         raise ConfigError(
@@ -179,9 +171,7 @@ def _encoder_name(encoder: Any, who: str, kept: list[Any]) -> str:
     for key, value in state.items():
         sha.update(f"{key} {value.dtype} ".encode() + digest(value.detach().cpu().float()).encode())
     name = f"{type(encoder).__name__}-{sha.hexdigest()[:8]}"
-    known = given(name)  # one copy for all runs that have it, while any of them lives
-    kept.append(copy.deepcopy(encoder).cpu() if known is None else known)
-    return give(name, kept[-1])
+    return given.spec(encoder, name, keep=lambda own: copy.deepcopy(own).cpu())
 
 
 def _read(
@@ -321,7 +311,7 @@ class Run:
         for name in self.clients:
             model = results["models"][name]
             row = {
-                "encoder": re.sub(rf"^{GIVEN}:(.*?)(-[0-9a-f]{{8}})?$", r"\1", str(model["encoder"])),
+                "encoder": re.sub(rf"^{GIVEN}:(.*?)(-[0-9a-f]{{8}})?(-\d+)?$", r"\1", str(model["encoder"])),
                 "parameters": model["parameters"],
                 **{key: last.get(name, {}).get(key) for key in _FIGURES},
                 "mutual_cka": self._alike.get(name),
@@ -346,6 +336,7 @@ class Run:
     def _host(self) -> None:
         """Answer for the clients again: another call of `federate` may have done so, and its run may be gone."""
         if self._site is not None:
+            self._site.given.offer()
             host(self.folder, self._site)
 
     @property

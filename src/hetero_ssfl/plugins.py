@@ -6,6 +6,8 @@ processes that need it are forked from the one that has it.
 
 import importlib
 import sys
+from collections.abc import Callable
+from itertools import chain, count
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -15,23 +17,30 @@ GIVEN = "given"
 _given: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
-def spec_of(thing: Any) -> str:
-    """The name under which `find` returns a function or class. Whoever gives it must keep it alive."""
-    name = getattr(thing, "__qualname__", type(thing).__qualname__)
-    module = getattr(thing, "__module__", None) or "__main__"
-    if module != "__main__" and getattr(sys.modules.get(module), name, None) is thing:
-        return f"{module}:{name}"
-    return give(name.replace("<locals>.", "").replace("<lambda>", "lambda"), thing)
+class Given:
+    """Objects that one run was given, under the names that its config has for them."""
 
+    def __init__(self) -> None:
+        self.things: dict[str, Any] = {}
+        self._specs: dict[int, str] = {}
 
-def give(name: str, thing: Any) -> str:
-    _given[name] = thing
-    return f"{GIVEN}:{name}"
+    def spec(self, thing: Any, name: str | None = None, keep: Callable[[Any], Any] | None = None) -> str:
+        """The name of a thing: what can be imported by that; else `name` or its own, and a number if two share it."""
+        if id(thing) in self._specs:
+            return self._specs[id(thing)]
+        own = getattr(thing, "__qualname__", type(thing).__qualname__)
+        module = getattr(thing, "__module__", None) or "__main__"
+        if name is None and module != "__main__" and getattr(sys.modules.get(module), own, None) is thing:
+            return f"{module}:{own}"
+        name = name or own.replace("<locals>.", "").replace("<lambda>", "lambda")
+        unique = next(n for n in chain([name], (f"{name}-{k}" for k in count(2))) if n not in self.things)
+        self.things[unique] = keep(thing) if keep else thing
+        self._specs[id(thing)] = f"{GIVEN}:{unique}"
+        return self._specs[id(thing)]
 
-
-def given(name: str) -> Any:
-    """What has that name already, if anything."""
-    return _given.get(name)
+    def offer(self) -> None:
+        """Let `find` know them, for as long as someone keeps this; of several runs' objects the last offered count."""
+        _given.update(self.things)
 
 
 def find(spec: str, what: str) -> Any:

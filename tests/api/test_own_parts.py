@@ -28,7 +28,7 @@ from hetero_ssfl.errors import ConfigError, ProtocolError
 from hetero_ssfl.federation.node import NodeSettings, check_instruction
 from hetero_ssfl.methods import method_class
 from hetero_ssfl.objectives import alignment_distance, gram
-from hetero_ssfl.plugins import give, spec_of
+from hetero_ssfl.plugins import Given
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -71,6 +71,16 @@ def tiny(digits: Images, run_dir: Path, **changes: object) -> Run:
     return federate(federation, 16, config="smoke", settings=settings, run_dir=run_dir, progress=False, **changes)
 
 
+HELD = Given()
+
+
+def offered(thing: object) -> str:
+    """Its name, and from now on there is something behind it."""
+    name = HELD.spec(thing)
+    HELD.offer()
+    return name
+
+
 # --- views ---
 
 
@@ -88,7 +98,7 @@ def test_own_views_see_other_data_as_they_are_and_cannot_spoil_them(module: str)
     def spoil(batch: Tensor, rng: Generator) -> Tensor:
         return batch.zero_()
 
-    random_view(data, ViewsConfig(function=spec_of(spoil)), Generator())
+    random_view(data, ViewsConfig(function=offered(spoil)), Generator())
     assert data.abs().min() > 0
 
 
@@ -124,7 +134,7 @@ def test_a_kernel_of_another_shape_is_refused() -> None:
         return a.T @ a
 
     with pytest.raises(ConfigError, match=r"made a tensor of shape \(3, 3\) of 5 and 5 rows, expected \(5, 5\)"):
-        gram(torch.ones(5, 3), AlignmentConfig(kernel=spec_of(columns)))
+        gram(torch.ones(5, 3), AlignmentConfig(kernel=offered(columns)))
 
 
 # --- methods ---
@@ -197,7 +207,7 @@ def test_examples_run(example: str, tmp_path: Path) -> None:
 
 def test_every_client_trains_a_copy_of_its_own_of_a_given_instance() -> None:
     one = net()
-    first, second = (build_encoder(give("one", one), 1, 16)[0] for _ in range(2))
+    first, second = (build_encoder(offered(one), 1, 16)[0] for _ in range(2))
     with torch.no_grad():
         first.conv.weight.zero_()
     assert torch.equal(second.conv.weight, net().conv.weight)
@@ -209,6 +219,28 @@ def test_clients_with_one_instance_can_average_its_weights(digits: Images, tmp_p
     settings = {"clients.per_round": 1.0, "local_epochs": 1}
     run = federate(federation, 8, "fedbyol", config="smoke", settings=settings, run_dir=tmp_path / "r", progress=False)
     assert list(run.table()["encoder"]) == ["Net", "Net"]
+
+
+class Scaled(Net):
+    """Its factor is neither a weight nor in its description."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.load_state_dict(net().state_dict())
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * super().forward(x)
+
+
+def test_instances_that_look_alike_are_not_mistaken_for_one_another(digits: Images, tmp_path: Path) -> None:
+    runs = []
+    for factors in ((1.0, 2.0), (3.0, 4.0)):
+        federation = [Client(digits.pixels[40 * k : 40 * k + 40], Scaled(f)) for k, f in enumerate(factors)]
+        run_dir = tmp_path / str(len(runs))
+        runs.append(federate(federation, 8, config="smoke", rounds=1, run_dir=run_dir, progress=False))
+    assert [[run.encoder(k).factor for k in range(2)] for run in runs] == [[1.0, 2.0], [3.0, 4.0]]
+    assert list(runs[0].table()["encoder"]) == ["Scaled", "Scaled"]
 
 
 def test_a_class_or_a_function_can_be_the_encoder(digits: Images, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import uuid
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -20,6 +19,7 @@ from ..errors import ConfigError, DataError, RunError
 from ..methods import method_class
 from ..models import build_learner, output_width
 from ..objectives import gram
+from ..plugins import Given
 from ..runs import RunFolder
 from .participant import Participant, blank
 from .simulated import Setup, check_device
@@ -49,8 +49,8 @@ class GivenSite:
 
     members: tuple[Member, ...]
     rad: Tensor
-    kept: tuple[Any, ...] = ()
-    """The user's own functions and modules, which plugins.py knows by name for as long as someone keeps them."""
+    given: Given
+    """The user's own functions, classes and modules, which the config knows by name."""
 
     def participant(self, folder: RunFolder, number: int, config: Config) -> Participant:
         member = self.members[number]
