@@ -29,7 +29,7 @@ from rich.console import Console
 from torch import Generator, Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .config import Config, DataConfig, ModelConfig, load_config, preset_names, with_settings
+from .config import Config, DataConfig, ModelConfig, load_config, preset_names, validate, with_settings
 from .data import Data, Images, agree_on_classes, digest, read_given, read_with_test
 from .errors import ConfigError, RunError
 from .federation import mutual_cka_of, participants, resume
@@ -118,10 +118,10 @@ def federate(
     chosen = {k: given.spec(v) if callable(v) else v for k, v in named.items() if v is not None}
     base = with_settings(base, {**(settings or {}), **chosen})
     names = _names(clients)
-    models = [
-        ModelConfig(encoder=_encoder_name(c.encoder, name, given), projector=c.projector, predictor=c.predictor)
-        for c, name in zip(clients, names, strict=True)
-    ]
+    models = []
+    for client, name in zip(clients, names, strict=True):
+        heads = {"projector": client.projector, "predictor": client.predictor}
+        models.append(validate({"encoder": _encoder_name(client.encoder, name, given), **heads}, ModelConfig))
     given.offer()
     members, shared = _read(clients, names, models, rad, base)
     final = _fill_in(base, names, models, len(shared))

@@ -277,6 +277,7 @@ class Frozen(nn.Linear):
         ({"views": lambda batch, _: batch[:1]}, ConfigError, "made 1 rows of a batch of 2"),
         ({"views": lambda batch, _: batch[:, :, :1, :1].expand(2, 5, 1, 1)}, ConfigError, "fails on images of shape"),
         ({"kernel": lambda *_: 1.0}, ConfigError, "made a float of 4 and 4 rows"),
+        ({"projector": (64, 0)}, ConfigError, "projector.1 = 0 is not possible"),
         ({"settings": {"alignement.mu": 1}}, ConfigError, "unknown key 'alignement'"),
         ({"settings": {"engine.kind": "simulation"}}, ConfigError, "cannot reach objects of this process"),
     ],
@@ -285,7 +286,8 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
     changes: dict, kind: type[Exception], message: str, digits: Images, tmp_path: Path
 ) -> None:
     data, encoder = changes.pop("data", digits.pixels[:40]), changes.pop("encoder", net())
-    first = Client(data, encoder, changes.pop("name", None), test=changes.pop("test", None))
+    more = {key: changes.pop(key) for key in ("name", "test", "projector") if key in changes}
+    first = Client(data, encoder, **more)
     clients = changes.pop("clients", [first, Client(digits.pixels[40:80], ENCODER)])
     with pytest.raises(kind, match=message) as caught:
         federate(clients, changes.pop("rad", 16), run_dir=tmp_path / "run", progress=False, **changes)
