@@ -138,9 +138,9 @@ def test_doctor_names_what_is_there_and_what_is_missing() -> None:
 
 def test_remedies_with_brackets_are_shown_whole() -> None:
     shown = hetero_ssfl("doctor").stdout
-    assert all(
-        f"hetero-ssfl[{extra}]" in shown for extra in ("timm", "onnx") if f"{extra} " in shown and "missing" in shown
-    )
+    missing = {line.split()[1]: line for line in shown.splitlines() if line.startswith("missing")}
+    extras = {"timm", "onnx", "tensorboard"} & missing.keys()
+    assert all(f"hetero-ssfl[{extra}]" in missing[extra] for extra in extras)
     assert "hetero-ssfl'" not in shown
 
 
