@@ -4,7 +4,7 @@ The work is that of one round with one alignment step on the whole RAD: the serv
 (aggregate), and each client compares the kernel of its live representations with it, forward and backward (step).
 
 dense    shares are the kernels themselves, centred and of norm 1; the server averages them; a step is CKA of kernels
-factor   `combine` and `alignment_distance` with rank 512
+factor   the server sketches each factor (1024 columns), sums up and cuts to 512; a step is `alignment_distance`
 sketch   `Sums` of sketches of 512 columns; a step is the same as that of a factor
 
 How a client makes its share is left out on all sides. Shares and consensus are float32. Times are CPU seconds of one
@@ -27,7 +27,7 @@ from measuring import Row, alternate, cpu_seconds, medians, peak_memory, publish
 from torch import Tensor
 
 from hetero_ssfl.config import AlignmentConfig
-from hetero_ssfl.consensus import Sums, combine, sketching_matrix
+from hetero_ssfl.consensus import SINGLE, SPARE, Sums, sketch, sketching_matrix
 from hetero_ssfl.objectives import alignment_distance, centre, cka
 from hetero_ssfl.seeding import rng_for
 
@@ -63,12 +63,10 @@ def aggregate(side: str, shares: list[Tensor], size: Size) -> Tensor:
         for kernel, weight in zip(shares, weights, strict=True):
             mean.add_(kernel, alpha=weight / sum(weights))  # in place: the least memory a dense server can do with
         return mean
-    if side == "factor":
-        return combine(shares, weights, size.rank).factor
-    sums = Sums()
-    for y, weight in zip(shares, weights, strict=True):
-        sums = sums.plus(weight, y, 1.0)
-    return sums.consensus(sketching_matrix(size.rows, size.rank, 0), torch.finfo(torch.float32).eps, size.rank).factor
+    sums, omega = Sums(), sketching_matrix(size.rows, size.rank * (SPARE if side == "factor" else 1), 0)
+    for share, weight in zip(shares, weights, strict=True):
+        sums = sums.plus(weight, sketch(share, omega) if side == "factor" else share, 1.0)
+    return sums.consensus(omega, SINGLE, size.rank).factor
 
 
 def step(side: str, live: Tensor, consensus: Tensor) -> Tensor:

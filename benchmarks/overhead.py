@@ -98,7 +98,7 @@ def run_bare(config: Config) -> tuple[float, States]:
     factors = [rad_factor(learner, rad, config) for learner in learners]
     begun = time.perf_counter()
     for number in range(1, config.rounds + 1):
-        consensus = combine(factors, [1.0] * len(factors), config.alignment.rank).factor
+        consensus = combine(factors, [1.0] * len(factors)).factor
         for k, learner in enumerate(learners):
             local_training(learner, f"client-{k:03d}", number, shares[k], rad, consensus, config)
             factors[k] = rad_factor(learner, rad, config)

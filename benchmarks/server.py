@@ -73,7 +73,7 @@ class Server:
 
     def replies(self, clients: Sequence[int]) -> dict[str, Update]:
         names, number = self.state.roster, self.state.round
-        return {names[k]: Update(1, share(self.case, self.method._omega(), k, number)) for k in clients}
+        return {names[k]: Update(1, share(self.case, self.method.kernels.omega(), k, number)) for k in clients}
 
     def play(self, clients: Sequence[int]) -> float:
         """CPU seconds of a round, from the replies to the next broadcast."""

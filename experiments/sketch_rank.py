@@ -9,7 +9,7 @@ A run must have `alignment.form = "factor"` and a rank that cuts no client: its 
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from hetero_ssfl.consensus import (
+    SPARE,
     Consensus,
     Sums,
-    combine,
     effective_rank,
     sketch,
     sketching_matrix,
@@ -85,15 +85,16 @@ def print_times(rows: int = 5000, width: int = 128, rank: int = 256) -> None:
 
 def server_seconds(factors: list[Tensor], sketches: list[Tensor]) -> tuple[float, float]:
     rows, rank = sketches[0].shape
-    weights = [1.0] * len(factors)
 
-    def by_sketch() -> Consensus:
+    def consensus(shares: Iterable[Tensor], columns: int) -> Consensus:
         sums = Sums()
-        for y in sketches:
+        for y in shares:
             sums = sums.plus(1.0, y, 1.0)
-        return sums.consensus(sketching_matrix(rows, rank, 0), 1e-7, rank)
+        return sums.consensus(sketching_matrix(rows, columns, 0), 1e-7, rank)
 
-    return seconds(lambda: combine(factors, weights, rank)), seconds(by_sketch)
+    wide = sketching_matrix(rows, SPARE * rank, 0)  # the server sketches factors itself
+    by_factor = seconds(lambda: consensus((sketch(a, wide) for a in factors), SPARE * rank))
+    return by_factor, seconds(lambda: consensus(sketches, rank))
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from hetero_ssfl.config import AlignmentConfig
 from hetero_ssfl.consensus import (
+    SINGLE,
+    SPARE,
     Consensus,
     Sums,
     client_factor,
@@ -26,7 +28,6 @@ from hetero_ssfl.objectives import centre, cka, factor_cka, gram
 from hetero_ssfl.seeding import rng_for
 
 LITERAL = AlignmentConfig(row_normalize=False, power=1.0)
-SINGLE = torch.finfo(torch.float32).eps
 
 
 def features(rows: int, width: int, seed: int) -> torch.Tensor:
@@ -59,7 +60,7 @@ def test_factor_form_equals_dense_form(
     config = AlignmentConfig(power=power, row_normalize=row_normalize, normalize=normalize, center=center)
     clients = [features(rows, width, seed + k) for k, width in enumerate(widths)]
     weights = [float(k + 1) for k in range(len(widths))]
-    consensus = combine([client_factor(a, config) for a in clients], weights, rank=512)
+    consensus = combine([client_factor(a, config) for a in clients], weights)
     expected = sum(w / sum(weights) * dense(config, a) for w, a in zip(weights, clients, strict=True))
     assert consensus.lost == 0
     kernel = consensus.factor.double() @ consensus.factor.double().T
@@ -69,7 +70,7 @@ def test_factor_form_equals_dense_form(
 def test_cka_with_the_consensus_factor_equals_cka_with_the_dense_mean() -> None:
     config = AlignmentConfig()
     clients = [features(50, width, width) for width in (5, 20, 64)]
-    factor = combine([client_factor(a, config) for a in clients], [1, 1, 1], 512).factor.double()
+    factor = combine([client_factor(a, config) for a in clients], [1, 1, 1]).factor.double()
     mean = sum(dense(config, a) for a in clients)
     live = features(50, 9, 3)
     assert float(factor_cka(live, factor)) == pytest.approx(float(cka(centre(live @ live.T), centre(mean))), abs=1e-5)
@@ -115,9 +116,9 @@ def test_flattening_does_not_blow_up_directions_that_are_not_there() -> None:
 
 def test_normalising_stops_a_client_with_large_features_from_dominating() -> None:
     quiet, loud = features(60, 8, 0), 1000 * features(60, 8, 1)
-    fair = combine([client_factor(a, LITERAL) for a in (quiet, loud)], [1, 1], 512).factor
+    fair = combine([client_factor(a, LITERAL) for a in (quiet, loud)], [1, 1]).factor
     plain = LITERAL.model_copy(update={"normalize": False})
-    unfair = combine([client_factor(a, plain) for a in (quiet, loud)], [1, 1], 512).factor
+    unfair = combine([client_factor(a, plain) for a in (quiet, loud)], [1, 1]).factor
     assert factor_cka(quiet.float(), fair) > 0.5
     assert factor_cka(quiet.float(), unfair) < 0.3
 
@@ -151,6 +152,13 @@ def summed(sketches: list[torch.Tensor], weights: list[float], factors: list[tor
     for y, w, a in zip(sketches, weights, factors, strict=True):
         sums = sums.plus(w, y, float(a.square().sum()))
     return sums
+
+
+def cut_by_sums(factors: list[torch.Tensor], rank: int) -> Consensus:
+    """As the server does once factors do not fit into the rank."""
+    omega = sketching_matrix(len(factors[0]), SPARE * rank, 0)
+    sketches = [sketch(a.float(), omega) for a in factors]
+    return summed(sketches, [1.0] * len(factors), [a.double() for a in factors]).consensus(omega, SINGLE, rank)
 
 
 def decaying(rows: int, seed: int) -> torch.Tensor:
@@ -237,7 +245,7 @@ def test_beyond_the_rank_the_best_directions_stay_if_there_are_at_most_twice_as_
     rows: int, clients: int, rank: int, seed: int
 ) -> None:
     factors = [client_factor(features(rows, 6, seed + k), AlignmentConfig()) for k in range(clients)]
-    found = combine(factors, [1.0] * clients, rank)
+    found = cut_by_sums(factors, rank)
     together = torch.cat(factors, dim=1).double() / clients**0.5
     left, singular, _ = torch.linalg.svd(together, full_matrices=False)
     best = (left[:, :rank] * singular[:rank].square()) @ left[:, :rank].T
@@ -253,7 +261,7 @@ def test_many_images_lose_little_more_than_the_best_cut() -> None:
     factors = [client_factor(features(300, 20, 0) @ features(20, 20, k), AlignmentConfig()) for k in range(1, 9)]
     noisy = [a + 0.02 * features(300, a.shape[1], 50 + k) for k, a in enumerate(factors)]
     exact = torch.cat(noisy, dim=1) / 8**0.5
-    best, found = truncate(exact, 24), combine(noisy, [1.0] * 8, 24)
+    best, found = truncate(exact, 24), cut_by_sums(noisy, 24)
     assert best.lost < found.lost < 1.5 * best.lost
     assert float(factor_cka(found.factor.double(), exact)) > 0.97 * float(factor_cka(best.factor, exact))
 

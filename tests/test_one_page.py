@@ -113,9 +113,9 @@ def test_another_power_is_another_kernel(page: ModuleType) -> None:
 def test_the_server_makes_the_same_consensus(page: ModuleType) -> None:
     factors, weights = [client_factor(representations(d), AlignmentConfig()) for d in (7, 12, 30)], [0.5, 0.3, 0.2]
     ours = kernel(page.consensus(factors, weights))
-    assert same(ours, kernel(combine(factors, weights, rank=512).factor))
+    assert same(ours, kernel(combine(factors, weights).factor))
     assert same(ours, sum((w * kernel(a) for a, w in zip(factors, weights, strict=True)), torch.zeros(60, 60)))
-    assert not same(ours, kernel(combine(factors, weights[::-1], rank=512).factor))
+    assert not same(ours, kernel(combine(factors, weights[::-1]).factor))
 
 
 def test_the_alignment_distance_is_the_same(page: ModuleType) -> None:
@@ -156,7 +156,7 @@ def test_a_round_takes_the_same_steps_to_the_same_consensus(
     assert page_losses == pytest.approx(package_losses, abs=1e-5)
     assert page_losses[-1] != pytest.approx(page_losses[0], abs=1e-2)  # it did learn something
 
-    theirs = combine([*others(factors, name), reply.arrays["factor"]], weights, config.alignment.rank).factor
+    theirs = combine([*others(factors, name), reply.arrays["factor"]], weights).factor
     ours = page.consensus([*others(factors, name), page.rad_factor(nets[name], clean)], weights)
     assert same(kernel(ours), kernel(theirs), 1e-4)
     before = page.consensus([*others(factors, name), factors[name]], weights)

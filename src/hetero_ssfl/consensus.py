@@ -22,7 +22,7 @@ from .seeding import rng_for
 
 LANDMARKS = 512  # rows that stand for all in the factor of a kernel that is not linear
 SPARE = 2  # times the rank: columns of the server's own sums. Up to that many RAD images they are exact.
-EXACT = 1e-9  # relative precision of sums that were made from factors
+SINGLE = torch.finfo(torch.float32).eps  # relative precision of sketches that the server makes from factors
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,10 @@ def nystroem(a: Tensor, config: AlignmentConfig) -> Tensor:
     return gram(a, config, landmarks) @ (vectors[:, kept] * values[kept].rsqrt())
 
 
-def combine(factors: Sequence[Tensor], weights: Sequence[float], rank: int) -> Consensus:
-    """B = [sqrt(w_j) A_j ...] with weights scaled to sum 1; beyond `rank` columns, from sums (below), cut to `rank`."""
-    if sum(a.shape[1] for a in factors) <= rank:
-        roots = [(w / sum(weights)) ** 0.5 for w in weights]
-        return Consensus(torch.cat([r * a.double() for a, r in zip(factors, roots, strict=True)], dim=1).float())
-    omega, sums = sketching_matrix(len(factors[0]), SPARE * rank, 0), Sums()
-    for a, w in zip(factors, weights, strict=True):
-        sums = sums.plus(w, sketch(a, omega), float(a.double().square().sum()))
-    return sums.consensus(omega, EXACT, rank)
+def combine(factors: Sequence[Tensor], weights: Sequence[float]) -> Consensus:
+    """B = [sqrt(w_j) A_j ...] with weights scaled to sum 1: exact, and as wide as all factors together."""
+    roots = [(w / sum(weights)) ** 0.5 for w in weights]
+    return Consensus(torch.cat([r * a.double() for a, r in zip(factors, roots, strict=True)], dim=1).float())
 
 
 def truncate(factor: Tensor, rank: int) -> Consensus:
@@ -108,15 +103,14 @@ def sketching_matrix(rows: int, rank: int, seed: int) -> Tensor:
 
 
 def sketch(factor: Tensor, omega: Tensor) -> Tensor:
-    """Y_j = K_j Omega = A_j (A_j^T Omega), as wide as Omega whatever the width of A_j."""
-    a = factor.double()
-    return a @ (a.T @ omega)
+    """Y_j = K_j Omega = A_j (A_j^T Omega), as wide as Omega whatever the width of A_j, in the precision of A_j."""
+    return factor @ (factor.T @ omega.to(factor.dtype))
 
 
 @dataclass(frozen=True)
 class Sums:
     """sum_j w_j K_j Omega, sum_j w_j tr K_j and sum_j w_j. Whoever was added can be taken away again, so a server
-    need not look at clients that have not changed. Double precision: what is left after many changes is still exact."""
+    need not look at clients that have not changed. In double precision, so that old shares leave nothing behind."""
 
     sketch: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     trace: float = 0.0

@@ -98,7 +98,7 @@ def test_a_client_that_leaves_the_cache_is_freed_at_once(rig: Rig) -> None:
     gc.disable()
     try:
         rig.run()
-        assert sum(isinstance(thing, Learner) for thing in gc.get_objects()) <= 1  # the last one that was at work
+        assert sum(type(thing) is Learner for thing in gc.get_objects()) <= 1  # the last one that was at work
     finally:
         gc.enable()
 

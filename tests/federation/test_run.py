@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Message, RecordDict
 from saved import server_tensors
 
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.errors import ConfigError, DataError, RunError
-from hetero_ssfl.federation import resume, saving, server_app, start
-from hetero_ssfl.federation.inprocess import InProcessGrid
+from hetero_ssfl.federation import inprocess, resume, saving, server_app, start
+from hetero_ssfl.federation.inprocess import InlineGrid, InProcessGrid
 from hetero_ssfl.federation.participant import ClientCache
 from hetero_ssfl.federation.records import pack
 from hetero_ssfl.federation.simulated import open_site
@@ -329,6 +330,23 @@ def test_killed_between_events_and_state_a_round_is_played_again(
     newest = [RunFolder(path).shares(f"client-{k:03d}").newest(99) for k in range(3)]
     assert newest == [2 if when == "before any share" else 3] * 3
     assert_same(everything(reference), everything(resume(RunFolder.open(path), lambda _: None)))
+
+
+def test_clients_in_this_process_do_not_do_what_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answer(message: Message, _: dict[str, Any]) -> Message:
+        asked.append(message.metadata.dst_node_id)
+        return Message(RecordDict(), reply_to=message)
+
+    monkeypatch.setattr(inprocess, "answer", answer)
+    with InlineGrid([{}, {}, {}]) as grid:
+        nodes = list(grid.get_node_ids())
+        ids = list(grid.push_messages([Message(RecordDict(), node, "query") for node in nodes]))
+        grid.cancel(set(ids[:2]))  # a deadline has passed
+        while not list(grid.pull_messages(ids[2:])):
+            pass
+    assert asked == nodes[2:]
 
 
 def test_a_share_of_a_round_that_never_counted_is_forgotten(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 from torch import Tensor
 
 from hetero_ssfl import AlignmentConfig, HeteroSSFLStrategy, client_factor
+from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.federation.inprocess import set_identity
 from hetero_ssfl.seeding import rng_for
 
@@ -21,13 +22,13 @@ def share(*scope: int, rows: int = 12) -> Tensor:
     return client_factor(torch.randn(rows, 4, generator=rng_for(*scope)), ALIGNMENT)
 
 
-def reply(node: int, factor: Tensor, examples: object = 10) -> Message:
+def reply(node: int, factor: Tensor, examples: object = 10, loss: object = 1.0, key: str = "arrays") -> Message:
     """As a SuperNode would send it."""
     set_identity(1)
     asked = Message(RecordDict(), node, "train")
     set_identity(node)
-    figures = MetricRecord({"num-examples": examples, "loss": 1.0} if examples else {"loss": 1.0})  # type: ignore[dict-item]
-    content = RecordDict({"arrays": ArrayRecord({"factor": Array(factor.numpy())}), "metrics": figures})
+    figures = MetricRecord({"num-examples": examples, "loss": loss} if examples else {"loss": loss})  # type: ignore[dict-item]
+    content = RecordDict({key: ArrayRecord({"factor": Array(factor.numpy())}), "metrics": figures})
     return Message(content, reply_to=asked)
 
 
@@ -60,14 +61,25 @@ def test_what_cannot_be_used_is_left_out_and_said(caplog: pytest.LogCaptureFixtu
         reply(4, 1000 * share(4)),
         reply(6, share(6), examples=0),
         reply(7, share(7), examples=0.5),
+        reply(9, share(9), loss=[1.0, 2.0]),  # after 8: it sets what the figures of a round are
+        reply(10, share(10), key="weights"),
     ]
     failed = Message(Error(0, "out of memory"), reply_to=Message(RecordDict(), 11, "train"))
     arrays, _ = strategy.aggregate_train(1, [*bad, failed, reply(8, share(8))])
     assert torch.allclose(kernel(arrays), mean(share(8)), atol=1e-6)
     assert set(strategy.state.clients) == {"node 8"}
     assert sum("goes on without a reply: node" in text for text in caplog.messages) == len(bad)
-    assert strategy.aggregate_train(2, bad) == (None, None)
+    assert strategy.aggregate_train(2, bad[:5]) == (None, None)
     assert set(strategy.state.clients) == {"node 8"}
+
+
+def test_other_keys_are_those_of_fedavg_and_what_cannot_work_is_refused() -> None:
+    strategy = HeteroSSFLStrategy(12, ALIGNMENT, arrayrecord_key="kernel")
+    arrays, _ = strategy.aggregate_train(1, [reply(8, share(8), key="kernel")])
+    assert torch.allclose(kernel(arrays), mean(share(8)), atol=1e-6)
+    for wrong in ({"form": "sketch"}, {"leave_one_out": True}):
+        with pytest.raises(ConfigError, match="own server"):
+            HeteroSSFLStrategy(12, ALIGNMENT.model_copy(update=wrong))
 
 
 def test_the_example_aligns_two_unlike_networks_on_flowers_own_engine() -> None:

@@ -205,17 +205,42 @@ def test_leave_one_out_takes_a_clients_own_factor_out_of_the_sums() -> None:
     assert torch.allclose(kernel(sent["factor"]), others, atol=1e-5)
 
 
-def test_without_a_common_scale_a_kernel_that_would_drown_the_others_is_refused() -> None:
-    method = HeteroSSFL(config_with("alignment.normalize=false"))
-    updates = {f"client-{k}": Update(1, {"factor": random_factor(k)}) for k in range(2)}
-    state = method.aggregate(ServerState(0, tuple(updates)), updates)
-    for scale, fine in ((20.0, True), (200.0, False)):  # of the factor; of the kernel its square
-        update = Update(1, {"factor": scale * random_factor(9)})
-        if fine:
-            method.check(state, "client-0", update)
-        else:
-            with pytest.raises(ProtocolError, match="outweigh"):
-                method.check(state, "client-0", update)
+def unscaled(*overrides: str) -> tuple[HeteroSSFL, ServerState]:
+    """Ten clients whose kernels have no common scale, after the opening; client-9's was wild there."""
+    method = HeteroSSFL(config_with("alignment.normalize=false", "clients.count=10", *overrides))
+    updates = {f"client-{k}": Update(1, {"factor": (1e9 if k == 9 else 1) * random_factor(k)}) for k in range(10)}
+    return method, method.aggregate(ServerState(-1, tuple(updates)), updates)
+
+
+def test_without_a_common_scale_nobody_can_raise_the_bound_by_himself() -> None:
+    method, state = unscaled()
+    for _ in range(3):
+        fine, wild = (Update(1, {"factor": scale * random_factor(9)}) for scale in (20.0, 200.0))  # squared in a kernel
+        method.check(state, "client-9", fine)
+        with pytest.raises(ProtocolError, match="outweigh"):
+            method.check(state, "client-9", wild)
+        state = method.aggregate(state, {"client-9": fine})
+
+
+def test_sums_forget_a_wild_share_to_the_last_digit() -> None:
+    """1e18 + x - 1e18 is not x: what was lost beside it must be read again."""
+    method, state = unscaled("alignment.rank=20")
+    assert "sums" in state.shared
+    state = method.aggregate(state, {"client-9": Update(1, {"factor": random_factor(9)})})
+    mean = sum(kernel(random_factor(k)) for k in range(10)) / 10
+    assert torch.allclose(kernel(state.shared["factor"]), mean, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "trace", [torch.tensor([1 + 1j]), torch.tensor([1e30]), torch.tensor([-1.0]), torch.tensor([1]), torch.ones(2)]
+)
+def test_a_trace_that_no_kernel_of_that_size_has_is_refused(trace: torch.Tensor) -> None:
+    config = config_with(*SKETCH)
+    omega = sketching_matrix(16, 16, config.seed)
+    share = sketch(random_factor(0), omega)
+    HeteroSSFL(config).check(ServerState(0, ()), "client-0", Update(1, {"sketch": share, "trace": torch.ones(1)}))
+    with pytest.raises(ProtocolError, match="client-0 sent a trace"):
+        HeteroSSFL(config).check(ServerState(0, ()), "client-0", Update(1, {"sketch": share, "trace": trace}))
 
 
 def test_a_portrait_says_how_alike_clients_are_and_how_many_directions_there_are() -> None:

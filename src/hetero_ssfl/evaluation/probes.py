@@ -78,12 +78,14 @@ def _fit_linear(classifier: nn.Sequential, x: Tensor, y: Tensor, config: Evaluat
     (w, b), (w_gradient, b_gradient) = (
         (flat[:-classes].view(classes, width), flat[-classes:]) for flat in (values, gradient)
     )
-    wanted = F.one_hot(y, classes).T.to(x.dtype).contiguous()
-    buffer, decay, decay_square, step = x.new_empty(config.batch, width), 0.9, 0.999, 0
+    buffer, places = x.new_empty(config.batch, width), torch.arange(config.batch)
+    decay, decay_square, step = 0.9, 0.999, 0
     for _ in range(config.epochs):
         for rows in torch.randperm(len(x), generator=rng).split(config.batch):
             batch = torch.index_select(x, 0, rows, out=buffer[: len(rows)])
-            error = torch.addmm(b[:, None], w, batch.T).softmax(0).sub_(wanted.index_select(1, rows)).div_(len(rows))
+            error = torch.addmm(b[:, None], w, batch.T).softmax(0)
+            error[y[rows], places[: len(rows)]] -= 1
+            error /= len(rows)
             torch.mm(error, batch, out=w_gradient)
             torch.sum(error, 1, out=b_gradient)
             step += 1

@@ -176,6 +176,12 @@ class LocalGrid(Grid):
                 replies.append(reply)
         return replies
 
+    def cancel(self, message_ids: set[str]) -> None:
+        """Forget messages whose answers nobody waits for any more."""
+        self._pending = [m for m in self._pending if m.metadata.message_id not in message_ids]
+        for message_id in message_ids:
+            self._replies.pop(message_id, None)
+
     def _dispatch(self) -> None:
         """Hand out what waits, to whoever is idle."""
 
@@ -254,14 +260,12 @@ class InProcessGrid(LocalGrid):
         return _Worker(process, ours)
 
     def cancel(self, message_ids: set[str]) -> None:
-        """Stop work whose answer nobody waits for any more; a busy worker is replaced."""
-        self._pending = [m for m in self._pending if m.metadata.message_id not in message_ids]
+        """Stop work as well: a busy worker is replaced."""
         for number, worker in enumerate(self._workers):
             if worker.busy is not None and worker.busy.metadata.message_id in message_ids:
                 worker.process.kill()
                 self._replace(number)
-        for message_id in message_ids:
-            self._replies.pop(message_id, None)
+        super().cancel(message_ids)  # after that: the one who was replaced has left an error
 
     # --- scheduling ---
 

@@ -76,8 +76,8 @@ def pack_update(header: Header, update: Update) -> RecordDict:
 # --- reading: whatever is not as it must be is a ProtocolError ---
 
 
-def arrays_of(content: RecordDict) -> dict[str, Tensor]:
-    record: Mapping[str, Array] = content.array_records.get("arrays", {})
+def arrays_of(content: RecordDict, key: str = "arrays") -> dict[str, Tensor]:
+    record: Mapping[str, Array] = content.array_records.get(key, {})
     try:
         return {str(name): torch.from_numpy(array.numpy()) for name, array in record.items()}
     except (KeyError, TypeError, ValueError, EOFError) as error:  # numpy's reader, on bytes that are not an array

@@ -5,15 +5,15 @@ what comes down in the next round is the mean kernel's factor, for `alignment_di
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from ..config import AlignmentConfig, Config, RadConfig
-from ..errors import ProtocolError
+from ..errors import ConfigError, ProtocolError
 from ..methods import ServerState, Update
 from ..methods.hetero import HeteroSSFL
 from .records import arrays_of
@@ -26,7 +26,13 @@ class HeteroSSFLStrategy(FedAvg):
 
     def __init__(self, rad_size: int, alignment: AlignmentConfig | None = None, **sampling: Any) -> None:
         super().__init__(**sampling)
-        config = Config(rad=RadConfig(size=rad_size), alignment=alignment or AlignmentConfig(rad_batch=0))
+        alignment = alignment or AlignmentConfig(rad_batch=0)
+        if alignment.form != "factor" or alignment.leave_one_out:
+            raise ConfigError(
+                f"alignment has form = '{alignment.form}' and leave_one_out = {alignment.leave_one_out}, expected "
+                "'factor' and False: a Strategy sends all nodes the same. Use hetero-ssfl's own server for these."
+            )
+        config = Config(rad=RadConfig(size=rad_size), alignment=alignment)
         self.method, self.state = HeteroSSFL(config), ServerState(0, ())
 
     def aggregate_train(
@@ -34,32 +40,43 @@ class HeteroSSFLStrategy(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The mean kernel of all nodes that ever replied, each as it was then; what cannot be used is left out."""
         arrived, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
-        updates, used = {}, []
+        updates: dict[str, Update] = {}
+        used: list[RecordDict] = []
         for reply in sorted(arrived, key=lambda reply: reply.metadata.src_node_id):
             name = f"node {reply.metadata.src_node_id}"
             try:
-                updates[name] = self._read(name, reply)
+                updates[name] = self._read(name, reply, used)
             except ProtocolError as error:
                 log.warning("round %d goes on without a reply: %s", server_round, error)
                 continue
             used.append(reply.content)
         if not updates:
             return None, None
+        metrics = self.train_metrics_aggr_fn(used, self.weighted_by_key)
         newcomers = tuple(name for name in updates if name not in self.state.roster)
         state = replace(self.state, roster=self.state.roster + newcomers)
         self.state = self.method.aggregate(state, updates)
-        metrics = self.train_metrics_aggr_fn(used, self.weighted_by_key)
         for key, value in self.method.metrics(self.state).items():
             metrics[key] = value
         return ArrayRecord({"factor": Array(self.state.shared["factor"].numpy())}), metrics
 
-    def _read(self, name: str, reply: Message) -> Update:
-        figures = next(iter(reply.content.metric_records.values()), MetricRecord())
-        examples = figures.get(self.weighted_by_key)
+    def _read(self, name: str, reply: Message, others: Sequence[RecordDict]) -> Update:
+        examples = _figures(reply.content).get(self.weighted_by_key)
         if not isinstance(examples, int) or examples < 1:
             raise ProtocolError(
                 f"{name} says '{self.weighted_by_key}' is {str(examples)[:40]}, expected a count of at least 1."
             )
-        update = Update(examples, arrays_of(reply.content))
+        if others and _kinds(reply.content) != _kinds(others[0]):
+            raise ProtocolError(f"{name} sent other figures than the rest, expected {sorted(_kinds(others[0]))}.")
+        update = Update(examples, arrays_of(reply.content, self.arrayrecord_key))
         self.method.check(self.state, name, update)
         return update
+
+
+def _figures(content: RecordDict) -> Mapping[str, object]:
+    return next(iter(content.metric_records.values()), {})
+
+
+def _kinds(content: RecordDict) -> dict[str, bool]:
+    """Names of the figures, and which of them are lists: what can be averaged together."""
+    return {name: isinstance(value, list) for name, value in _figures(content).items()}
