@@ -32,7 +32,6 @@ data_app = typer.Typer(help="Look at data before training on it.", no_args_is_he
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
 app.add_typer(use_app)  # embed, export, neighbours
-app.command()(report)
 
 # Without a terminal rich assumes 80 columns, which breaks tables in log files.
 out = Console(width=None if sys.stdout.isatty() else 140)
@@ -305,6 +304,9 @@ def compare(
         _print_json({"rows": rows})
     else:
         out.print(compare_table(rows))
+
+
+app.command()(report)
 
 
 @app.command()
