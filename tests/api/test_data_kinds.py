@@ -7,29 +7,30 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset as ArrowDataset
-from datasets import Features, Value
+from datasets import DatasetDict, Features, Value
 from datasets import Image as ImageFeature
 from numpy.typing import NDArray
+from pandas import DataFrame
 from pieces import net
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from hetero_ssfl import Client, federate
 from hetero_ssfl.config import DataConfig
-from hetero_ssfl.data import agree_on_classes, read_given, read_with_test
+from hetero_ssfl.data import agree_on_classes, load_images, read_given, read_rad, read_with_test
 from hetero_ssfl.errors import DataError
 
 SIDE = 8
 PLAIN = DataConfig()
 
 
-def pixels(count: int = 10, channels: int = 3, side: int = SIDE) -> NDArray[np.uint8]:
-    return np.random.default_rng(0).integers(0, 255, (count, channels, side, side), dtype=np.uint8)
+def pixels(count: int = 10, channels: int = 3, side: int = SIDE, seed: int = 0) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 255, (count, channels, side, side), dtype=np.uint8)
 
 
-def pictures(channels: int = 3, side: int = SIDE) -> list[Image.Image]:
-    return [Image.fromarray(p.transpose(1, 2, 0).squeeze()) for p in pixels(channels=channels, side=side)]
+def pictures(channels: int = 3, side: int = SIDE, seed: int = 0) -> list[Image.Image]:
+    return [Image.fromarray(p.transpose(1, 2, 0).squeeze()) for p in pixels(10, channels, side, seed)]
 
 
 def write(folder: Path, images: list[Image.Image]) -> Path:
@@ -52,6 +53,9 @@ class Pairs(Dataset[tuple[Image.Image, int]]):
 
 
 class Stream(IterableDataset[Tensor]):
+    def __len__(self) -> int:
+        return 10
+
     def __iter__(self) -> Iterator[Tensor]:
         return iter(torch.from_numpy(pixels()))
 
@@ -95,10 +99,9 @@ def test_with_labels_a_fifth_is_kept_for_testing_unless_there_is_a_test_set(tmp_
     for data, labels in ((tmp_path / "cats-and-dogs", None), (pixels(20), ["cat", "dog"] * 10)):
         train, test = read_with_test(data, labels, None, PLAIN, "a")
         assert (len(train), len(test), train.classes) == (16, 4, ("cat", "dog"))
-    for held_out in ((pixels(4), [0, 1, 1, 0]), Pairs(), tmp_path / "cats-and-dogs"):
+    for held_out, count in (((pixels(4), [0, 1, 1, 0]), 4), (Pairs(), 10), (tmp_path / "cats-and-dogs", 20)):
         train, test = read_with_test(pixels(20), [1] * 20, held_out, PLAIN, "a")
-        assert len(train) == 20
-        assert len(test) in (4, 10, 20)
+        assert (len(train), len(test)) == (20, count)
     with pytest.raises(DataError, match="the test data of a have no labels"):
         read_with_test(pixels(), [0] * 10, pixels(), PLAIN, "a")
 
@@ -108,6 +111,37 @@ def test_a_class_has_the_same_number_at_every_client() -> None:
     agreed = agree_on_classes([*parts, read_given(pixels(), None, PLAIN, "b")])
     assert all(part.classes == ("9", "10", "cat", "dog", "eel") for part in agreed)
     assert [part.labels.tolist() for part in agreed if part.labels is not None] == [[3, 2], [4, 3], [1, 0]]
+
+
+def test_a_class_that_only_the_test_split_has_keeps_its_name(tmp_path: Path) -> None:
+    splits = {"train": [0, 1] * 5, "test": [0, 2] * 5}
+    for seed, (split, labels) in enumerate(splits.items()):
+        table = ArrowDataset.from_dict({"img": pictures(seed=seed), "label": labels})
+        table.cast_column("img", ImageFeature()).to_parquet(tmp_path / f"{split}.parquet")
+    images = read_given(tmp_path, None, PLAIN, "a")
+    assert images.classes == ("0", "1", "2")
+    assert images.labels is not None
+    assert images.labels.tolist() == [0, 1] * 5 + [0, 2] * 5
+    assert agree_on_classes([images])[0].labels is not None
+
+
+def test_a_rad_is_what_a_source_has_for_training(tmp_path: Path) -> None:
+    digits = DataConfig(source="digits")
+    assert torch.equal(read_rad("digits", PLAIN), load_images(digits, "train").pixels)
+    write(tmp_path / "flat", pictures())
+    assert len(read_rad(tmp_path / "flat", DataConfig(label_column="diagnosis"))) == 10  # no labels are missed
+    assert np.array_equal(read_rad(pixels(), PLAIN), pixels())
+
+
+def test_images_that_cannot_be_read_are_counted_once_and_with_those_of_the_test(tmp_path: Path) -> None:
+    config = DataConfig(on_bad_image="skip")
+    for name in ("a", "b"):
+        write(tmp_path / name, pictures())
+        (tmp_path / name / "broken.png").write_text("no image")
+    for labels, test, expected in ((None, None, (1, 0)), ([0, 1] * 5, None, (1, 0)), ([0] * 10, "b", (1, 1))):
+        held_out = (tmp_path / test, [0] * 10) if test else None
+        parts = read_with_test(tmp_path / "a", labels, held_out, config, "a")
+        assert tuple(part.skipped for part in parts) == expected
 
 
 def test_a_side_and_channels_make_images_alike_whatever_they_come_in(tmp_path: Path) -> None:
@@ -133,6 +167,10 @@ def test_what_is_no_image_stays_as_it_is() -> None:
     [
         (3.5, None, "the data of a are a float, expected a folder, a data-set id, an array"),
         ([], None, "the data of a are empty"),
+        (DataLoader(Pairs()), None, r"the data of a are a DataLoader, expected .* Give its \.dataset"),
+        ({"train": pixels()}, None, r"the data of a are a dict, expected .* such as data\['train'\]"),
+        (DatasetDict(), None, r"the data of a are a DatasetDict, expected .* such as data\['train'\]"),
+        (DataFrame({"x": [1.0, 2.0]}), None, r"the data of a are a DataFrame, expected .*to_numpy"),
         (["x", "y"], None, "a sample of a is a str, expected an array"),
         ([(pixels(1), 0, 0)], None, "items of a have 3 parts"),
         ([{"photo": 1}], None, "items of a have keys .*'photo'.*, expected image or img"),
@@ -153,20 +191,24 @@ def test_data_that_cannot_be_used_are_refused_with_a_remedy(data: object, labels
 
 
 def test_a_federation_of_a_folder_a_table_a_dataset_and_an_array(tmp_path: Path) -> None:
-    folder = write(tmp_path / "folder" / "a", pictures()).parent
-    encoded = [{"bytes": path.read_bytes(), "path": None} for path in sorted((folder / "a").iterdir())]
+    folder = write(tmp_path / "folder" / "a", pictures(seed=1)).parent
+    others = write(tmp_path / "others", pictures(seed=2))
+    encoded = [{"bytes": path.read_bytes(), "path": None} for path in sorted(others.iterdir())]
     features = Features({"image": ImageFeature(), "label": Value("int64")})
     table = ArrowDataset.from_dict({"image": encoded, "label": [0, 1] * 5}, features=features)
     table.to_parquet(tmp_path / "table.parquet")
     (tmp_path / "shared").mkdir()
     write(tmp_path / "shared", pictures(1, side=12))
+    held_out = write(tmp_path / "held-out", pictures(seed=4))
+    for place in (folder / "a", held_out):
+        (place / "broken.png").write_text("no image")
     federation = [
         Client(folder, "resnet8(width=4)"),
         Client(str(tmp_path / "table.parquet"), net(inputs=3)),
         Client(Pairs(), net(inputs=3)),
-        Client(pixels(), "mobilenet(width=4, depth=1)", labels=[2] * 10),
+        Client(pixels(seed=3), "mobilenet(width=4, depth=1)", labels=[2] * 10, test=(held_out, [2] * 10)),
     ]
-    alike = {"data.side": SIDE, "data.channels": 3}
+    alike = {"data.side": SIDE, "data.channels": 3, "data.on_bad_image": "skip"}
     run = federate(
         federation,
         tmp_path / "shared",
@@ -176,7 +218,8 @@ def test_a_federation_of_a_folder_a_table_a_dataset_and_an_array(tmp_path: Path)
         run_dir=tmp_path / "r",
         progress=False,
     )
-    assert list(run.table()["examples"]) == [10, 8, 8, 8]
+    assert list(run.table()["examples"]) == [10, 8, 8, 10]
     facts = run.folder.read_json("facts.json")
     assert facts["classes"] == ["0", "1", "2"]
-    assert facts["holdings"]["client-003"] == [0, 0, 8]
+    assert facts["skipped_images"] == 2
+    assert facts["holdings"]["client-003"] == [0, 0, 10]

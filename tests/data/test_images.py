@@ -94,7 +94,8 @@ def test_labels_are_optional(tmp_path):
     train, test = load(tmp_path), load(tmp_path, "test")
     assert train.labels is None
     assert train.classes == ()
-    assert (len(train), len(test)) == (4, 1)
+    assert (len(train), len(test)) == (5, 0)  # nothing could be tested
+    assert test.pixels.shape[1:] == train.pixels.shape[1:]
     assert train.subset(torch.tensor([1])).labels is None
 
 
@@ -132,6 +133,34 @@ def test_a_saved_data_set_without_a_test_split_keeps_a_fixed_fifth_for_it(tmp_pa
     assert (len(train), len(test)) == (8, 2)
     both = {digest(p) for p in (*train.pixels, *test.pixels)}
     assert both == {digest(p) for p in expected(range(10))}
+
+
+@pytest.mark.parametrize("name", ["test", "valid", "validation"])
+def test_a_source_with_nothing_but_a_test_split_is_cut_and_not_both_trained_and_tested_on(tmp_path, name):
+    table(10).to_parquet(tmp_path / f"{name}.parquet")
+    train, test = load(tmp_path), load(tmp_path, "test")
+    assert (len(train), len(test)) == (8, 2)
+    assert not {digest(p) for p in train.pixels} & {digest(p) for p in test.pixels}
+
+
+def test_a_test_split_without_labels_is_read_without(tmp_path):
+    import datasets
+
+    datasets.DatasetDict({"train": table(4), "test": table(3, label=None)}).save_to_disk(tmp_path / "set")
+    assert load(tmp_path / "set").labels is not None
+    assert load(tmp_path / "set", "test").labels is None
+
+
+def test_a_table_beside_images_says_more_of_them_and_is_not_taken_for_images(tmp_path):
+    import datasets
+
+    for k in range(10):
+        (tmp_path / f"{k}.png").write_bytes(png(k))
+    rows = {"file_name": [f"{k}.png" for k in range(10)], "label": [k % 2 for k in range(10)]}
+    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "metadata.parquet")
+    train, test = load(tmp_path), load(tmp_path, "test")
+    assert (len(train), len(test)) == (8, 2)
+    assert train.labels.unique().tolist() == [0, 1]
 
 
 def test_a_saved_data_set_with_validation_images_is_tested_on_them(tmp_path):
@@ -203,6 +232,14 @@ def test_a_missing_path_is_refused_and_never_asked_of_the_hub(source):
     message = refusal(source)
     assert f"no data at '{source}'" in message
     assert "Check the path" in message
+
+
+def test_before_the_hub_is_asked_one_hears_of_it(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    heard = []
+    monkeypatch.setattr("datasets.load_dataset", lambda *_: heard.append(caplog.text) or 1 / 0)  # no network in tests
+    assert "There is no file or folder 'images/a' here: correct the path" in refusal("images/a")
+    assert "no file or folder 'images/a' here: asking the hub" in heard[0]
 
 
 def test_labels_that_are_words_are_refused(tmp_path):
@@ -344,6 +381,17 @@ def test_a_subset_keeps_pixels_and_labels_together():
     assert torch.equal(part.pixels, digits.pixels[rows])
     assert torch.equal(part.labels, digits.labels[rows])
     assert part.classes == digits.classes
+
+
+def test_a_subset_knows_how_many_images_of_its_source_could_not_be_read(tmp_path):
+    source = folder(tmp_path / "set", [png(0), png(1), b"broken"])
+    assert load(source, on_bad_image="skip").subset(torch.tensor([0])).skipped == 1
+
+
+def test_images_that_could_not_be_read_are_counted_once(tmp_path):
+    for k in range(6):
+        (tmp_path / f"{k}.png").write_bytes(png(k) if k else b"broken")
+    assert [load(tmp_path, split, on_bad_image="skip").skipped for split in ("train", "test")] == [1, 0]
 
 
 def test_a_digest_tells_pixels_order_and_shape_apart():

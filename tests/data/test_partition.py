@@ -211,7 +211,8 @@ def test_a_split_is_fixed_by_the_seed():
 def test_images_without_labels_can_be_split():
     sizes = ["data.validation=10", "rad.size=10"]
     split = split_training_images(config("iid", 4, *sizes), pictures(labelled=False))
-    assert [len(share) for share in split.clients] == [25] * 4
+    assert len(split.validation) == 0
+    assert sum(len(share) for share in split.clients) == len(pictures()) - 10
 
 
 @pytest.mark.parametrize("sizes", [["rad.size=110", "data.validation=5"], ["rad.size=10", "data.validation=105"]])
@@ -236,7 +237,7 @@ def test_a_rad_from_another_source_has_the_form_of_the_training_images_and_takes
     settings = config("iid", 4, "data.validation=10", "rad.size=30", "rad.source=digits", "data.source=clinic")
     train = Images(torch.zeros(120, 3, 12, 12, dtype=torch.uint8), None)
     split = split_training_images(settings, train)
-    assert (len(split.rad), len(split.pool())) == (0, 110)
+    assert (len(split.rad), len(split.pool())) == (0, 120)
     rad = load_rad(settings, train, split)
     assert rad.shape == (30, 3, 12, 12)
     digits = load_images(settings.data.model_copy(update={"source": "digits", "side": 12, "channels": 3}), "train")
@@ -254,6 +255,15 @@ def test_a_rad_larger_than_its_source_is_refused():
 
 def test_a_rad_from_the_clients_own_data_is_refused():
     settings = config("iid", 4, "data.validation=10", "rad.size=30", "rad.source=digits")
+    with pytest.raises(ConfigError, match=r"Leave rad\.source out"):
+        load_rad(settings, pictures(), split_training_images(settings, pictures()))
+
+
+def test_a_rad_from_the_clients_own_data_is_refused_however_it_is_spelt(tmp_path, monkeypatch):
+    (tmp_path / "images").mkdir()
+    monkeypatch.chdir(tmp_path)
+    names = [f"rad.source={tmp_path / 'images'}", "data.source=./images", "data.validation=10", "rad.size=30"]
+    settings = config("iid", 4, *names)
     with pytest.raises(ConfigError, match=r"Leave rad\.source out"):
         load_rad(settings, pictures(), split_training_images(settings, pictures()))
 

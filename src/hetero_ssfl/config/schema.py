@@ -47,7 +47,7 @@ class DataConfig(Section):
     limit: PositiveInt | None = None
     """Use only this many training images, balanced over the classes and chosen by the seed."""
     validation: NonNegativeInt = 200
-    """Training images kept apart for choosing settings: nobody trains on them."""
+    """Training images kept apart for choosing settings: nobody trains on them. None where there are no labels."""
     on_bad_image: Literal["error", "skip"] = "error"
     image_column: str | None = None
     label_column: str | None = None

@@ -1,9 +1,11 @@
 """Images, who holds which, and the views that train on them."""
 
-from .given import Data, agree_on_classes, joined, read_given, read_with_test
+from .apart import without_trained
+from .given import Data, agree_on_classes, joined, read_given, read_rad, read_with_test
 from .images import Images, digest, load_images
 from .partition import assign_classes, partition
-from .splits import Split, load_rad, load_rad_alone, split_training_images
+from .sources import same_source
+from .splits import Split, balanced_order, load_rad, load_rad_alone, split_training_images
 from .views import MEAN, STD, random_view, to_input
 
 __all__ = [
@@ -14,6 +16,7 @@ __all__ = [
     "Split",
     "agree_on_classes",
     "assign_classes",
+    "balanced_order",
     "digest",
     "joined",
     "load_images",
@@ -22,7 +25,10 @@ __all__ = [
     "partition",
     "random_view",
     "read_given",
+    "read_rad",
     "read_with_test",
+    "same_source",
     "split_training_images",
     "to_input",
+    "without_trained",
 ]

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from ..config import DataConfig
 from ..errors import DataError
@@ -20,16 +21,23 @@ from .sources import IMAGE_COLUMNS, LABEL_COLUMNS, fixed_fifth
 Data: TypeAlias = Any
 """A folder, file, data-set id (str or Path), numpy array, tensor, list of these or PIL images, or torch Dataset."""
 
+NOT_SAMPLES = {
+    "DataLoader": "Give its .dataset",
+    "dict": "Give one of its parts, such as data['train']",
+    "DataFrame": "Give its samples as an array, such as data[columns].to_numpy()",
+}
+"""Kinds of objects, also of libraries that need not be installed, that hold data otherwise than sample by sample."""
+
 
 def read_given(data: Data, labels: Any, config: DataConfig, who: str) -> Images:
     """All there is, with labels where there are any."""
     if isinstance(data, (str, Path)):
         config = _source(data, config)
+        if labels is not None:
+            images = load_images(config, "all")
+            return _labeled(images.pixels, labels, who, images.skipped)
         train = load_images(config, "train")
-        if labels is None and train.labels is not None:
-            return joined([train, load_images(config, "test")])
-        pixels = load_images(config, "all").pixels
-        return _labeled(pixels, labels, who, train.skipped)
+        return train if train.labels is None else joined([train, load_images(config, "test")])
     inputs, found = _samples(data, who)
     return _labeled(_as_tensor(inputs, config, who), found if labels is None else labels, who)
 
@@ -37,7 +45,7 @@ def read_given(data: Data, labels: Any, config: DataConfig, who: str) -> Images:
 def read_with_test(data: Data, labels: Any, test: Data, config: DataConfig, who: str) -> tuple[Images, Images]:
     """What to train on, and what to test on: what is named, the source's own test split, or a fixed fifth.
 
-    Without labels there is nothing to test and nothing is kept apart.
+    Without labels there is nothing to test and nothing is kept apart. Images that could not be read count once.
     """
     if test is not None:
         test_data, test_labels = test if isinstance(test, tuple) and len(test) == 2 else (test, None)
@@ -54,9 +62,16 @@ def read_with_test(data: Data, labels: Any, test: Data, config: DataConfig, who:
             return train, load_images(source, "test")
     images = read_given(data, labels, config, who)
     if images.labels is None:
-        return images, images.subset(torch.arange(0))
+        return images, replace(images.subset(torch.arange(0)), skipped=0)
     train_rows, test_rows = (fixed_fifth(len(images), split) for split in ("train", "test"))
-    return images.subset(train_rows), images.subset(test_rows)
+    return images.subset(train_rows), replace(images.subset(test_rows), skipped=0)
+
+
+def read_rad(data: Data, config: DataConfig) -> Tensor:
+    """Of a source only what is for training: somebody may be tested on the rest. No labels are needed."""
+    if isinstance(data, (str, Path)):
+        return load_images(_source(data, config.model_copy(update={"label_column": None})), "train").pixels
+    return read_given(data, None, config, "the RAD").pixels
 
 
 def _source(data: str | Path, config: DataConfig) -> DataConfig:
@@ -67,6 +82,7 @@ def _source(data: str | Path, config: DataConfig) -> DataConfig:
 
 def joined(parts: Sequence[Images]) -> Images:
     """One after another; those without labels are left out if others have them."""
+    parts = agree_on_classes(parts)
     labeled = [part for part in parts if part.labels is not None]
     pixels = torch.cat([part.pixels for part in labeled or parts])
     labels = torch.cat([part.labels for part in labeled if part.labels is not None]) if labeled else None
@@ -90,13 +106,16 @@ def _samples(data: Data, who: str) -> tuple[Any, list[Any] | None]:
     """An array, or a list of samples; with labels where a Dataset has them."""
     if isinstance(data, (np.ndarray, Tensor)):
         return data, None
-    if not isinstance(data, Iterable) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+    listed = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
+    kinds = {kind.__name__ for kind in type(data).__mro__}
+    remedy = next((remedy for kind, remedy in NOT_SAMPLES.items() if kind in kinds), None)
+    if remedy or not (listed or isinstance(data, Iterable)):
         raise DataError(
             f"the data of {who} are a {type(data).__name__}, expected a folder, a data-set id, an array, a tensor or a "
-            "torch Dataset. Convert them."
+            f"torch Dataset. {remedy or 'Convert them'}."
         )
     # A Dataset need not be iterable, and one that is may raise only after its length.
-    items = [data[k] for k in range(len(data))] if hasattr(data, "__len__") else list(data)
+    items = [data[k] for k in range(len(data))] if listed else list(data)
     if not items:
         raise DataError(f"the data of {who} are empty, expected at least 2 samples. Check what was loaded.")
     if isinstance(items[0], dict):

@@ -59,6 +59,19 @@ def locate(source: str) -> Path | str:
     )
 
 
+def same_source(one: str, other: str) -> bool:
+    """However each is spelt."""
+    return _spelt_out(one) == _spelt_out(other)
+
+
+def _spelt_out(source: str) -> Path | str:
+    try:
+        found = locate(source)
+    except DataError:
+        return source
+    return found.resolve() if isinstance(found, Path) else found
+
+
 @dataclass(frozen=True)
 class Rows:
     """Encoded images (bytes or a path) with their labels, before decoding."""
@@ -69,7 +82,7 @@ class Rows:
 
 
 def open_rows(config: DataConfig, source: Path | str, split: Split) -> Rows:
-    """Read a split through the `datasets` library; without a test split, a fixed fifth is kept for it.
+    """Read a split through the `datasets` library; without a test split, a fifth of labeled images is kept for it.
 
     `all` is every image of every split, in the order of the source and without labels.
     """
@@ -77,17 +90,19 @@ def open_rows(config: DataConfig, source: Path | str, split: Split) -> Rows:
 
     datasets.disable_progress_bars()
     splits = _splits(datasets, source)
+    train = splits.get("train", next(iter(splits.values())))
     if split == "all":
         table = datasets.concatenate_datasets(list(splits.values()))
     else:
-        train = splits.get("train", next(iter(splits.values())))
-        test = next((splits[name] for name in TEST_SPLITS if name in splits), None)
-        if test is None:
+        test = next((splits[name] for name in TEST_SPLITS if name in splits and splits[name] is not train), None)
+        if test is None and _column(train, config.label_column, LABEL_COLUMNS) is None:  # nothing could be tested
+            test = train.select([])
+        elif test is None:
             train, test = (train.select(fixed_fifth(len(train), part).tolist()) for part in ("train", "test"))
         table = train if split == "train" else test
     image = _column(table, config.image_column, IMAGE_COLUMNS)
     label = None if split == "all" else _column(table, config.label_column, LABEL_COLUMNS)
-    if image is None or (config.label_column and label is None):
+    if image is None or (config.label_column and label is None and split != "all"):
         image_names = [config.image_column] if config.image_column else IMAGE_COLUMNS
         what, expected = ("label", [config.label_column]) if image else ("image", image_names)
         raise DataError(
@@ -126,6 +141,7 @@ def _column(table: Any, named: str | None, usual: tuple[str, ...]) -> str | None
 def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
     try:
         if isinstance(source, str):
+            log.warning("there is no file or folder '%s' here: asking the hub, which takes its time offline", source)
             return dict(datasets.load_dataset(source))
         if (source / "dataset_info.json").exists() or (source / "dataset_dict.json").exists():
             loaded = datasets.load_from_disk(str(source))
@@ -137,6 +153,7 @@ def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
                 f"'{source}' is one file, expected a folder of images, .parquet or .arrow. Name its folder."
             )
         tables = [source] if source.is_file() else sorted(source.rglob("*.parquet"))
+        tables = [table for table in tables if table.name not in METADATA]
         if tables:
             files: dict[str, list[str]] = {}
             for table in tables:

@@ -6,13 +6,14 @@ Labels, where there are any, only serve the simulation here: they balance the th
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..config import Config
 from ..errors import ConfigError
 from ..seeding import rng_for
 from .images import Images, load_images
 from .partition import partition
+from .sources import same_source
 
 
 @dataclass(frozen=True)
@@ -30,16 +31,17 @@ class Split:
 
 def split_training_images(config: Config, train: Images) -> Split:
     """Cut `data.limit` images into validation, RAD and one share per client, all by the seed."""
-    order = _balanced_order(config.seed, train)[: config.data.limit]
+    order = balanced_order(train, rng_for(config.seed, "split"))[: config.data.limit]
     rad_size = 0 if config.rad.source else config.rad.size
-    spared = config.data.validation + rad_size
+    apart = 0 if train.labels is None else config.data.validation  # without labels there is nothing to validate
+    spared = apart + rad_size
     if len(order) - spared < 2 * config.clients.count:
         raise ConfigError(
-            f"{len(order)} training images less {config.data.validation} for validation and {rad_size} for the RAD "
+            f"{len(order)} training images less {apart} for validation and {rad_size} for the RAD "
             f"leave {max(0, len(order) - spared)} for {config.clients.count} clients, expected at least 2 each. "
             "Lower rad.size or data.validation, or raise data.limit."
         )
-    validation, rad, pool = order.tensor_split([config.data.validation, spared])
+    validation, rad, pool = order.tensor_split([apart, spared])
     labels = None if train.labels is None else train.labels[pool]
     shares = partition(config, labels, len(pool), len(train.classes))
     poorest = min(range(len(shares)), key=lambda k: len(shares[k]))
@@ -51,9 +53,9 @@ def split_training_images(config: Config, train: Images) -> Split:
     return Split(validation.sort().values, rad.sort().values, tuple(pool[s].sort().values for s in shares))
 
 
-def _balanced_order(seed: int, train: Images) -> Tensor:
+def balanced_order(train: Images, rng: Generator) -> Tensor:
     """A random order whose every prefix holds the classes in near-equal numbers."""
-    shuffled = torch.randperm(len(train), generator=rng_for(seed, "split"))
+    shuffled = torch.randperm(len(train), generator=rng)
     if train.labels is None:
         return shuffled
     labels = train.labels[shuffled]
@@ -68,7 +70,7 @@ def load_rad(config: Config, train: Images, split: Split) -> Tensor:
     """The RAD's pixels: training images kept apart, or the first of another data set in random order."""
     if config.rad.source is None:
         return train.pixels[split.rad]
-    if config.rad.source == config.data.source:
+    if same_source(config.rad.source, config.data.source):
         raise ConfigError(
             f"rad.source = '{config.rad.source}' is the clients' own data, expected another data set. "
             "Leave rad.source out: the RAD is then kept apart from every client."

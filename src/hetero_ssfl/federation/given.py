@@ -95,7 +95,7 @@ def set_up_given(config: Config, site: GivenSite) -> Setup:
         "federation": uuid.uuid4().hex,
         "rad_digest": digest(site.rad),
         "classes": site.members[0].train.classes,
-        "skipped_images": sum(m.train.skipped for m in site.members),
+        "skipped_images": sum(m.train.skipped + m.test.skipped for m in site.members),
         "given": {m.name: m.fingerprint() for m in site.members},
     }
     holdings = {
