@@ -243,6 +243,18 @@ def test_instances_that_look_alike_are_not_mistaken_for_one_another(digits: Imag
     assert list(runs[0].table()["encoder"]) == ["Scaled", "Scaled"]
 
 
+def test_a_function_of_the_same_name_has_its_own_count_of_parameters(digits: Images, tmp_path: Path) -> None:
+    counts = []
+    for width in (5, 9):
+        federation = [Client(digits.pixels[40 * k : 40 * k + 40], lambda w=width: Net(width=w)) for k in range(2)]
+        run_dir = tmp_path / str(width)
+        settings = {"engine.threads": 2}  # trains in this process
+        run = federate(federation, 8, config="smoke", rounds=1, settings=settings, run_dir=run_dir, progress=False)
+        counts += run.table()["parameters"].tolist()
+    expected = [sum(p.numel() for p in Net(width=width).parameters()) for width in (5, 5, 9, 9)]
+    assert counts == expected
+
+
 def test_a_class_or_a_function_can_be_the_encoder(digits: Images, tmp_path: Path) -> None:
     federation = [Client(digits.pixels[:40], Net), Client(digits.pixels[40:80], lambda: Net(width=5))]
     run = federate(federation, 8, config="smoke", rounds=1, run_dir=tmp_path / "r", progress=False)

@@ -15,6 +15,7 @@ from ..data import MEAN, STD, Images, digest, to_input
 from ..evaluation import Labeled, extract_features, few_labels, finetune, probe, share_of_labels
 from ..methods import method_class
 from ..models import Learner, build_learner, count_parameters
+from ..plugins import GIVEN
 from ..runs import StateFolder, save_tensors, write_json
 from ..training import Client
 
@@ -59,10 +60,12 @@ class Participant:
 
     @property
     def parameters(self) -> int:
-        """Of its encoder; built once for all participants of a kind, of whom there may be a thousand in one process."""
-        return _parameters(
-            self.model, self.config.ssl, tuple(self.rad.shape[1:]), self.rad.dtype, self.config.engine.device
-        )
+        """Of its encoder; built once for all participants of a kind, of whom there may be a thousand in one process.
+
+        The name of an object may stand for another one in the next run.
+        """
+        count = _parameters.__wrapped__ if self.model.encoder.startswith(f"{GIVEN}:") else _parameters
+        return count(self.model, self.config.ssl, tuple(self.rad.shape[1:]), self.rad.dtype, self.config.engine.device)
 
     def learner(self, round_number: int) -> Learner:
         """The networks as saved after a round; 0 is before any."""
