@@ -14,8 +14,8 @@ import base64
 import copy
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from html import escape
@@ -30,9 +30,19 @@ from torch import Generator, Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .config import Config, DataConfig, ModelConfig, load_config, preset_names, validate, with_settings
-from .data import Data, Images, agree_on_classes, digest, read_given, read_with_test
+from .data import (
+    Data,
+    Images,
+    agree_on_classes,
+    balanced_order,
+    digest,
+    read_rad,
+    read_with_test,
+    same_source,
+    without_trained,
+)
 from .errors import ConfigError, RunError
-from .federation import mutual_cka_of, participants, resume
+from .federation import client_names, mutual_cka_of, participants, resume
 from .federation.given import GivenSite, Member, host, set_up_given
 from .federation.nodes import Listener
 from .federation.records import NAME
@@ -65,7 +75,7 @@ class Client:
         name: how it is called in tables and folders; by default client-000, client-001, ...
         labels: one for each sample, a number or a word. No self-supervised loss reads them: they serve to probe.
         test: what to probe on: as `data`, or (data, labels). By default the source's own test split or, where there
-            are labels, a fixed fifth of the data, which nobody trains on.
+            are labels, a fixed fifth of the data. What anyone trains on is left out of it, with a warning.
         projector: widths (hidden, output) of its projection head; by default those of the config's [ssl]
         predictor: hidden width of its prediction head; by default that of [ssl]
     """
@@ -106,18 +116,20 @@ def federate(
         seed: as in a config
         views: your own random views instead of the built-in ones for images: (batch, generator) -> batch
         kernel: your own kernel between representations: (a, b) -> K
-        settings: as in a config: `{"alignment.mu": 4, "local_epochs": 2}`
-        config: what the settings start from: a preset's name (without its `[data]`), a TOML file, or a Config
+        settings: as in a config: `{"alignment.mu": 4, "local_epochs": 2}`; `data.limit` counts the training
+            samples of each client
+        config: what the settings start from: a preset's name (without its `[data]`), a TOML file, or a Config; what it
+            says of sources, partition and models gives way to `clients` and `rad`
         progress: show it; or a function that is called with each event
     """
-    given = Given()
+    given, names = Given(), _names(clients)
+    _check_settings(settings or {})
     base = load_config(config) if isinstance(config, str) else config or Config()
     if config is None or config in preset_names():
         base = base.model_copy(update={"data": DataConfig(validation=0)})
     named = {"method": method, "rounds": rounds, "seed": seed, "views.function": views, "alignment.kernel": kernel}
     chosen = {k: given.spec(v) if callable(v) else v for k, v in named.items() if v is not None}
-    base = with_settings(base, {**(settings or {}), **chosen})
-    names = _names(clients)
+    base = with_settings(base, {**(settings or {}), **chosen, "clients.count": len(names)})
     models = []
     for client, name in zip(clients, names, strict=True):
         heads = {"projector": client.projector, "predictor": client.predictor}
@@ -151,6 +163,30 @@ def _names(clients: Sequence[Client]) -> list[str]:
     return names
 
 
+TAKEN_FROM = {
+    "data.source": "Client(data, ...)",
+    "partition": "each client's own data",
+    "rad.source": "rad=",
+    "rad.size": "rad=",
+    "clients.count": "the list of clients",
+    "clients.models": "Client(data, encoder)",
+}
+"""Settings of the command line that arguments of `federate` stand for."""
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    for key in _keys(settings):
+        found = next((words for own, words in TAKEN_FROM.items() if f"{key}.".startswith(f"{own}.")), None)
+        if found:
+            raise ConfigError(f"settings has '{key}', which federate takes from {found} instead. Leave it out.")
+
+
+def _keys(settings: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Of sections too: {"rad": {"size": 9}} has rad.size."""
+    for key, value in settings.items():
+        yield from _keys(value, f"{above}{key}.") if isinstance(value, Mapping) else [f"{above}{key}"]
+
+
 def _encoder_name(encoder: Any, who: str, given: Given) -> str:
     """How the config calls an encoder: an instance by its class and a digest of its weights."""
     if isinstance(encoder, str):
@@ -178,11 +214,18 @@ def _read(
     clients: Sequence[Client], names: Sequence[str], models: Sequence[ModelConfig], rad: Data, config: Config
 ) -> tuple[list[Member], Tensor]:
     """Everybody's data, divided, and the RAD."""
-    taken = int(rad) if isinstance(rad, Integral) else 0
-    shared = [] if taken else [read_given(rad, None, config.data, "the RAD").pixels]
+    taken = 0
+    if isinstance(rad, Integral) and not isinstance(rad, bool):
+        taken = _enough(int(rad))
+    else:
+        _check_rad_source(rad, clients, names)
+    shared = [] if taken else [read_rad(rad, config.data)]
     parts: list[Images] = []
     for k, (client, name) in enumerate(zip(clients, names, strict=True)):
         own, test = read_with_test(client.data, client.labels, client.test, config.data, name)
+        if config.data.limit and len(own) > config.data.limit:
+            order = balanced_order(own, rng_for(config.seed, "limit", name))
+            own = own.subset(order[: config.data.limit].sort().values)
         give_away = taken // len(clients) + (k < taken % len(clients))
         apart = config.data.validation // len(clients) if own.labels is not None else 0
         if len(own) - give_away - apart < 2:
@@ -204,23 +247,50 @@ def _read(
             f"a RAD cannot be taken out of data of shapes {sorted({tuple(part.shape[1:]) for part in shared})}, "
             "expected one. Set data.side and data.channels with settings=, or give a RAD."
         )
-    return members, torch.cat(shared) if shared else torch.zeros(0)
+    common = torch.cat(shared)
+    return _tested_apart(members, common), common
+
+
+def _check_rad_source(rad: Data, clients: Sequence[Client], names: Sequence[str]) -> None:
+    if not isinstance(rad, (str, Path)):
+        return
+    for client, name in zip(clients, names, strict=True):
+        sources = (client.data, *(client.test if isinstance(client.test, tuple) else (client.test,)))
+        if any(isinstance(own, (str, Path)) and same_source(str(rad), str(own)) for own in sources):
+            raise ConfigError(
+                f"rad = '{rad}' is {name}'s own data, expected another data set. "
+                "Say how many samples instead, such as rad=300: the RAD is then kept apart from every client."
+            )
+
+
+def _tested_apart(members: Sequence[Member], rad: Tensor) -> list[Member]:
+    """Without held-out samples that somebody trains on."""
+    trained = {f"the training data of {m.name}": m.train.pixels for m in members} | {"the RAD": rad}
+    tests = {f"test samples of {m.name}": m.test for m in members}
+    validations = {f"validation samples of {m.name}": m.validation for m in members}
+    kept = without_trained(tests | validations, trained)
+    return [
+        replace(m, test=kept[test], validation=kept[validation])
+        for m, test, validation in zip(members, tests, validations, strict=True)
+    ]
+
+
+def _enough(rad_size: int) -> int:
+    if rad_size < 4:
+        raise ConfigError(
+            f"a RAD of {rad_size} samples says nothing, expected at least 4; some hundred do well. Give more with rad=."
+        )
+    return rad_size
 
 
 def _fill_in(config: Config, names: Sequence[str], models: Sequence[ModelConfig], rad_size: int) -> Config:
-    if rad_size < 4:
-        raise ConfigError(
-            f"the RAD has {rad_size} samples, expected at least 4 for kernels to say anything; some hundred do well. "
-            "Give more with rad=."
-        )
     weights = config.clients.weights
     if isinstance(weights, tuple) and len(weights) == len(names):  # the roster is in the order of names
         weights = tuple(weights[k] for k in sorted(range(len(names)), key=names.__getitem__))
     changes = {
         "data.source": GIVEN,
-        "rad.size": rad_size,
+        "rad.size": _enough(rad_size),
         "rad.source": None,
-        "clients.count": len(names),
         "clients.models": [model.model_dump() for model in models],
         "clients.weights": weights,
     }
@@ -285,9 +355,11 @@ class Run:
 
     @property
     def clients(self) -> list[str]:
-        """Their names, in the order they were given."""
-        found = list(self.folder.read_json("results.json")["clients"])
-        return list(self.folder.read_json("facts.json").get("given", found))
+        """Their names, in the order they were given; of participants elsewhere, in that of the alphabet."""
+        try:
+            return client_names(self.folder)
+        except (ConfigError, RunError):
+            return sorted(self.folder.read_json("results.json")["clients"])
 
     def encoder(self, client: int | str) -> nn.Module:
         """A client's trained encoder in evaluation mode; clients have a number, from 0, and a name."""
@@ -308,7 +380,7 @@ class Run:
         results = self.folder.read_json("results.json")
         last = {e["client"]: e for e in self.folder.events() if e["event"] == "client" and "excluded" not in e}
         rows = {}
-        for name in self.clients:
+        for name in (name for name in self.clients if name in results["models"]):  # some may be absent at the end
             model = results["models"][name]
             row = {
                 "encoder": re.sub(rf"^{GIVEN}:(.*?)(-[0-9a-f]{{8}})?(-\d+)?$", r"\1", str(model["encoder"])),
@@ -327,9 +399,13 @@ class Run:
 
         return DataFrame(self.folder.events())
 
-    @cached_property
+    @property
     def mutual_cka(self) -> Tensor:
-        """How alike every two clients' encoders see the RAD: 1 for the same up to rotation, 0 for unrelated."""
+        """How alike every two of `clients` see the RAD: 1 for the same up to rotation, 0 for unrelated."""
+        return self._mutual[1]
+
+    @cached_property
+    def _mutual(self) -> tuple[list[str], Tensor]:
         self._host()
         return mutual_cka_of(self.folder, trained=True)
 
@@ -343,17 +419,19 @@ class Run:
     def _alike(self) -> dict[str, float]:
         """Each client's mean CKA with the others."""
         try:
-            matrix = self.mutual_cka
+            names, matrix = self._mutual
         except (ConfigError, RunError):  # reopened, without the encoders
             return {}
         others = len(matrix) - 1
-        means = [float(row.sum() - 1) / others for row in matrix] if others else []
-        return dict(zip(self.clients, means, strict=False))
+        return {name: float(row.sum() - 1) / others for name, row in zip(names, matrix, strict=True) if others}
 
     def __repr__(self) -> str:
-        return f"Run('{self.path}', {len(self.clients)} clients, {self.config.method}, {self.config.rounds} rounds)"
+        state = f"{len(self.clients)} clients" if self.folder.finished else "not finished"
+        return f"Run('{self.path}', {state}, {self.config.method}, {self.config.rounds} rounds)"
 
     def _repr_html_(self) -> str:
+        if not self.folder.finished:
+            return f"<p><code>{escape(repr(self))}</code></p>"
         table = self.table().to_html(float_format=lambda value: f"{value:.3g}", na_rep="", border=0)
         return f"<p><code>{escape(str(self.path))}</code></p>{table}{self._picture()}"
 
@@ -370,7 +448,7 @@ class Run:
         left.legend(frameon=False, fontsize=7)
         words = "self-supervised loss of each client over the rounds"
         if self._alike:
-            heat_map(right, self.mutual_cka, "mutual CKA on the RAD", self.clients)
+            heat_map(right, self.mutual_cka, "mutual CKA on the RAD", list(self._alike))
             words += (
                 f"; mutual CKA of the clients, {', '.join(f'{n} {v:.2f}' for n, v in self._alike.items())} on average"
             )

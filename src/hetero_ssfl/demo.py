@@ -97,9 +97,10 @@ def _draw(results: dict[str, Result], path: Path) -> None:
     axes[0, 0].set_title("alone and together, round by round (band: lowest to highest client)", fontsize=9)
     together = results["together"]
     plots.holdings(axes[0, 1], together.facts["holdings"], together.facts["classes"])
-    names = [together.model(c)["encoder"].partition("(")[0] for c in together.results["clients"]]
-    plots.heat_map(axes[0, 2], mutual_cka_of(together.folder, trained=False), "mutual CKA on the RAD, untrained", names)
+    clients, untrained = mutual_cka_of(together.folder, trained=False)
+    names = [together.model(c)["encoder"].partition("(")[0] for c in clients]
+    plots.heat_map(axes[0, 2], untrained, "mutual CKA on the RAD, untrained", names)
     for axis, (arm, result) in zip(axes[1], results.items(), strict=True):
-        plots.heat_map(axis, mutual_cka_of(result.folder, trained=True), f"mutual CKA after training, {arm}", names)
+        plots.heat_map(axis, mutual_cka_of(result.folder, trained=True)[1], f"mutual CKA after training, {arm}", names)
     figure.tight_layout()
     plots.save(figure, path)

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nodes import ENCODERS, write_federation
 from pieces import SETTINGS, Net, net
 
 import hetero_ssfl.federation.engine as engine
-from hetero_ssfl import Client, Run, RunFolder, federate, load_config, start
+from hetero_ssfl import Client, Run, RunFolder, federate, load_config, mutual_cka, start
 from hetero_ssfl.data import Images
 from hetero_ssfl.errors import RunError
+from hetero_ssfl.evaluation import extract_features
 from hetero_ssfl.federation.inprocess import InlineGrid
 from hetero_ssfl.federation.simulated import client_name
 from hetero_ssfl.runs import load_tensors
@@ -98,6 +100,32 @@ def test_a_fork_works_after_this_process_has_trained_on_several_threads(digits: 
     federate(federation, 8, config="smoke", rounds=1, run_dir=tmp_path / "r", progress=False)
     assert torch.get_num_threads() == 4
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("settings", [{"clients.per_round": 7}, {"clients.weights": [1, 2, 3, 4, 5, 6, 7]}])
+def test_settings_are_judged_by_the_clients_that_there_are(digits: Images, tmp_path: Path, settings: dict) -> None:
+    federation = [Client(digits.pixels[10 * k : 10 * k + 10], "resnet8(width=4)") for k in range(7)]
+    tiny = {**settings, "local_epochs": 1, "evaluation.every": 0}
+    run = federate(federation, 14, config="smoke", rounds=1, settings=tiny, run_dir=tmp_path / "r", progress=False)
+    assert len(run.table()) == run.config.clients.count == 7
+
+
+def test_clients_that_are_settings_files_keep_their_order(tmp_path: Path) -> None:
+    federation, nodes = write_federation(tmp_path, images=20)
+    config = load_config(str(federation), ["rounds=1", "evaluation.untrained=false"])
+    start(config, tmp_path / "run", lambda _: None, nodes[::-1])
+    run = Run.open(tmp_path / "run")
+    assert run.clients == ["node-2", "node-1", "node-0"]
+    assert list(run.table()["encoder"]) == list(ENCODERS[::-1])
+    for k, name in enumerate(run.clients):
+        first, second = run.encoder(k), run.encoder(name)
+        assert all(torch.equal(p, q) for p, q in zip(first.parameters(), second.parameters(), strict=True))
+    rad = run.folder.path / "rad.safetensors"
+    features = [extract_features(run.encoder(name), load_tensors(rad)[0]["pixels"]) for name in run.clients]
+    alike = mutual_cka(features)
+    assert torch.allclose(run.mutual_cka, alike, atol=1e-5)
+    assert run.table()["mutual_cka"].tolist() == pytest.approx([(float(row.sum()) - 1) / 2 for row in alike], abs=1e-5)
+    assert repr(run) == f"Run('{run.path}', 3 clients, hetero-ssfl, 1 rounds)"
 
 
 # --- called again ---

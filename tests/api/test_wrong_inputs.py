@@ -91,7 +91,7 @@ WRONG = {
     "RAD too small": (
         {"rad": 3},
         {"rad.size": "3"},
-        "RAD (has 3 samples, expected at least 4.* Give more|images says nothing, expected at least 4. Raise)",
+        "(RAD of 3 samples|3 RAD images) says nothing, expected at least 4.* (Give more|Raise)",
     ),
     "unknown preset": (
         {"config": "smok"},
@@ -189,8 +189,11 @@ def test_the_command_line_says_where_a_run_of_objects_can_go_on(
     said = capsys.readouterr().err
     assert "were handed over from Python" in said
     assert "Call federate(...) again with the same arguments." in said
+    unfinished = Run.open(moved)
     with pytest.raises(RunError, match=r"not finished. Continue it with: federate\(..., run_dir='.*/moved'\)"):
-        Run.open(moved).table()
+        unfinished.table()
+    assert re.fullmatch(r"Run\('.*/moved', not finished, hetero-ssfl, 2 rounds\)", repr(unfinished))
+    assert "not finished" in unfinished._repr_html_()
 
 
 # --- a full disk ---
@@ -270,6 +273,11 @@ class Frozen(nn.Linear):
             r"test data of client-000: .*'data.side': 16",
         ),
         ({"rad": np.zeros((9, 256))}, DataError, "Every client must read the RAD"),
+        ({"rad": -5}, ConfigError, "a RAD of -5 samples says nothing, expected at least 4"),
+        ({"rad": 0}, ConfigError, "a RAD of 0 samples says nothing, expected at least 4"),
+        ({"rad": True}, DataError, "the data of the RAD are a bool, expected a folder"),
+        ({"rad": "digits", "data": "digits"}, ConfigError, "rad = 'digits' is client-000's own data.*such as rad=300"),
+        ({"rad": "digits", "test": "digits"}, ConfigError, "rad = 'digits' is client-000's own data.*such as rad=300"),
         ({"rad": 100}, ConfigError, "50 for the RAD and 0 for validation leave less than 2"),
         ({"data": np.zeros((30, 3, 20)), "rad": 9}, ConfigError, "a RAD cannot be taken out of data of shapes"),
         ({"method": "fedbyol"}, ConfigError, "needs equal models"),
@@ -279,6 +287,15 @@ class Frozen(nn.Linear):
         ({"kernel": lambda *_: 1.0}, ConfigError, "made a float of 4 and 4 rows"),
         ({"projector": (64, 0)}, ConfigError, "projector.1 = 0 is not possible"),
         ({"settings": {"alignement.mu": 1}}, ConfigError, "unknown key 'alignement'"),
+        ({"settings": {"rad.size": 8}}, ConfigError, "settings has 'rad.size', which federate takes from rad= instead"),
+        ({"settings": {"rad": {"source": "x"}}}, ConfigError, "settings has 'rad.source'.* Leave it out"),
+        (
+            {"settings": {"partition.kind": "iid"}},
+            ConfigError,
+            "settings has 'partition.kind'.* each client's own data",
+        ),
+        ({"settings": {"clients.count": 2}}, ConfigError, "settings has 'clients.count'.* the list of clients"),
+        ({"settings": {"clients.per_round": 3}}, ConfigError, "clients.per_round = 3 exceeds clients.count = 2"),
         ({"settings": {"engine.kind": "simulation"}}, ConfigError, "cannot reach objects of this process"),
     ],
 )

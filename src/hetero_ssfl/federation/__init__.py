@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .engine import mutual_cka_of, participants, reevaluate, resume, start, start_or_resume
+    from .engine import client_names, mutual_cka_of, participants, reevaluate, resume, start, start_or_resume
 
-__all__ = ["mutual_cka_of", "participants", "reevaluate", "resume", "start", "start_or_resume"]
+__all__ = ["client_names", "mutual_cka_of", "participants", "reevaluate", "resume", "start", "start_or_resume"]
 
 
 def __getattr__(name: str) -> Any:

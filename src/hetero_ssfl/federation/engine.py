@@ -116,6 +116,12 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def client_names(folder: RunFolder) -> list[str]:
+    """Of the participants on this machine, in the order they were given."""
+    places = node_configs(folder)
+    return [read_node(Path(p["settings"])).name if "settings" in p else p["name"] for p in places]
+
+
 def participants(folder: RunFolder, config: Config) -> Iterator[Participant]:
     """Those of a run on this machine, as they are now."""
     config_toml = config.to_toml()
@@ -140,8 +146,9 @@ def reevaluate(folder: RunFolder, config: Config, split: str) -> Iterator[tuple[
             yield participant.name, evaluate(participant, participant.newest(), split)
 
 
-def mutual_cka_of(folder: RunFolder, trained: bool) -> Tensor:
-    """How alike the clients' encoders see the RAD, before or after the run."""
+def mutual_cka_of(folder: RunFolder, trained: bool) -> tuple[list[str], Tensor]:
+    """The clients' names, and how alike their encoders see the RAD, before or after the run."""
     everyone = list(participants(folder, folder.config))
     encoders = [(p.newest() if trained else p.untrained()).encoder for p in everyone]
-    return mutual_cka([extract_features(e, p.rad) for e, p in zip(encoders, everyone, strict=True)])
+    features = [extract_features(e, p.rad) for e, p in zip(encoders, everyone, strict=True)]
+    return [p.name for p in everyone], mutual_cka(features)

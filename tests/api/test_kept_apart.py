@@ -1,0 +1,71 @@
+"""What federate keeps apart: test samples, validation samples, what a limit leaves."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from pieces import net
+
+from hetero_ssfl import Client, load_config
+from hetero_ssfl.api import _names, _read
+from hetero_ssfl.config import Config, ModelConfig
+from hetero_ssfl.data import Images
+from hetero_ssfl.errors import DataError
+from hetero_ssfl.federation.given import Member
+
+RAD = slice(600, 620)
+
+
+def members(clients: Sequence[Client], rad: object, config: Config | None = None) -> list[Member]:
+    """As a run would have them, without training one."""
+    config = config or Config(data={"validation": 0})  # type: ignore[arg-type]
+    return _read(clients, _names(clients), [ModelConfig(encoder="resnet8")] * len(clients), rad, config)[0]
+
+
+def test_labels_at_one_client_cannot_make_another_clients_training_data_a_test(digits: Images) -> None:
+    x, y = digits.pixels[:40], digits.labels[:40]
+    clients = [Client(x, net()), Client(x, net(), labels=y)]
+    with pytest.raises(DataError, match="all 8 test samples of client-001 also occur in the training data of client-0"):
+        members(clients, digits.pixels[RAD])
+
+
+def test_a_test_set_within_the_training_data_is_refused(digits: Images) -> None:
+    x, y = digits.pixels[:40], digits.labels[:40]
+    with pytest.raises(DataError, match="all 5 test samples of client-000 also occur in the training data of client-0"):
+        members([Client(x, net(), labels=y, test=(x[:5], y[:5]))], digits.pixels[RAD])
+
+
+def test_a_rad_with_test_images_costs_them_their_place_in_the_test(
+    digits: Images, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, y = digits.pixels, digits.labels
+    client = Client(x[:40], net(), labels=y[:40], test=(x[600:650], y[600:650]))
+    (member,) = members([client], x[RAD])
+    assert torch.equal(member.test.pixels, x[620:650])
+    assert torch.equal(member.test.labels, y[620:650])
+    assert "20 of 50 test samples of client-000 also occur in the RAD and are left out" in caplog.text
+
+
+def test_validation_samples_that_another_client_trains_on_are_left_out(
+    digits: Images, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, y = digits.pixels, digits.labels
+    config = load_config("smoke", ["data.validation=40"])
+    clients = [Client(x[:100], net(), labels=y[:100]), Client(x[:5], net())]
+    kept = members(clients, x[RAD], config)[0].validation
+    trained = {image.numpy().tobytes() for image in x[:5]}
+    assert not trained & {image.numpy().tobytes() for image in kept.pixels}
+    assert "validation samples of client-000 also occur in the training data of client-001" in caplog.text
+
+
+def test_a_limit_is_for_each_client_balanced_and_leaves_the_test_alone(digits: Images) -> None:
+    x, y = digits.pixels, digits.labels
+    order = y[:400].argsort()  # by class: the first of them would be zeros alone
+    clients = [Client(x[order], net(), labels=y[order]), Client(x[400:430], net()), Client(x[430:550], net())]
+    config = Config(data={"validation": 0, "limit": 50})  # type: ignore[arg-type]
+    found = members(clients, x[RAD], config)
+    assert [len(member.train) for member in found] == [50, 30, 50]
+    assert torch.bincount(found[0].train.labels).tolist() == [5] * 10
+    assert len(found[0].test) == 80
+    again = members(clients, x[RAD], config)
+    assert torch.equal(again[2].train.pixels, found[2].train.pixels)
