@@ -27,10 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests neither read nor fill the user's caches: ours and that of the `datasets` library."""
+    """Tests neither read nor fill the user's caches (ours and that of `datasets`), nor the record of trusted code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HETERO_SSFL_CACHE", str(tmp_path_factory.mktemp("image-cache")))
         patch.setenv("HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("datasets-cache")))  # read when it is imported
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 

@@ -2,18 +2,27 @@
 
 Configs hold and send names only. An object of a notebook or script has no name that another process could import, so
 processes that need it are forked from the one that has it.
+
+What a model's or a run's folder names may be another's choice. It is imported if the user has trained with it on this
+machine, or says so: docs/threat-model.md.
 """
 
 import importlib
+import importlib.util
+import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import chain, count
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from .errors import ConfigError
 
 GIVEN = "given"
+TRUST_VARIABLE = "HETERO_SSFL_TRUST"
 _given: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
@@ -64,3 +73,57 @@ def load_module(module: str, remedy: str) -> Any:
         return importlib.import_module(module)
     except Exception as error:  # a user's module may raise anything
         raise ConfigError(f"cannot import {module} ({error}). Remedy: {remedy}.") from None
+
+
+# --- names that come out of a folder ---
+
+_used: set[str] = set()  # in this process, for where the user's record cannot be written
+
+
+def remember(specs: Iterable[str]) -> None:
+    """The user trains with these: folders that name them may have them imported from now on."""
+    new = {_entry(spec) for spec in specs if ":" in spec and not spec.startswith(f"{GIVEN}:")} - _known()
+    _used.update(new)
+    if new:
+        with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+            _record().parent.mkdir(parents=True, exist_ok=True)
+            with _record().open("a") as file:
+                file.writelines(f"{entry}\n" for entry in sorted(new))
+
+
+def is_trusted(spec: str) -> bool:
+    """Whether what a folder names is imported without asking."""
+    module, colon, rest = spec.partition(":")
+    if not colon or module == GIVEN:
+        return True
+    if module in ("timm", "torchvision") and not set(rest) & set("'\":/"):  # options that can name no file to unpickle
+        return True
+    return module in os.environ.get(TRUST_VARIABLE, "").split(",") or _entry(spec) in _known()
+
+
+def check_trusted(spec: str, what: str) -> None:
+    if not is_trusted(spec):
+        raise ConfigError(
+            f"{what} = '{spec}' is code that you have not trained with on this machine, so it is not imported. "
+            f"If you trust it, set {TRUST_VARIABLE}={spec.partition(':')[0]} in the environment."
+        )
+
+
+def _entry(spec: str) -> str:
+    """A name and the file behind it: the same name means other code in another folder."""
+    try:
+        found = importlib.util.find_spec(spec.partition(":")[0].partition(".")[0])  # of the outermost: imports nothing
+    except (ImportError, ValueError):
+        found = None
+    return json.dumps([spec, found and (found.origin or list(found.submodule_search_locations or []))])
+
+
+def _known() -> set[str]:
+    try:
+        return _used | set(_record().read_text().splitlines())
+    except (OSError, RuntimeError, UnicodeDecodeError):
+        return _used
+
+
+def _record() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "hetero-ssfl" / "trained-with"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from hetero_ssfl.runs import save_tensors, write_json
+from hetero_ssfl.errors import RunError
+from hetero_ssfl.runs import load_tensors, save_tensors, write_atomically, write_json
 from hetero_ssfl.use import exporting
 from hetero_ssfl.use.models import ModelFolder, find_models
 
@@ -83,6 +85,7 @@ def test_three_lines_give_the_same_features_without_this_package(
 def users_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (path / "my_nets.py").write_text(USERS)
     monkeypatch.syspath_prepend(path)
+    monkeypatch.setenv("HETERO_SSFL_TRUST", "my_nets")
     import my_nets
 
     takes = {"shape": [3, 12, 12], "channels": 3, "side": 12, "mean": 0.5, "std": 0.25}
@@ -140,6 +143,45 @@ def test_a_file_by_its_suffix_has_the_card_beside_and_inside_it(run: Path, tmp_p
     assert json.loads(inside["card.json"])["client"] == "client-001"
 
 
+@pytest.mark.parametrize("name", ["net.safetensors", "net.safetensors.md", "folder/README.md"])
+def test_what_is_no_export_of_this_model_is_never_written_over(
+    name: str, run: Path, tmp_path: Path, call: Call
+) -> None:
+    kept = tmp_path / name
+    target = tmp_path / "folder" if kept.parent.name == "folder" else tmp_path / "net.safetensors"
+    command = ["export", run, "--client", "1", "-o", target]
+    assert call(*command)[0] == 0
+    kept.write_text("mine")
+    if kept == target:
+        kept.with_name(f"{name}.md").unlink()
+    code, _, said = call(*command)
+    assert code == 2
+    assert f"'{kept}'" in said
+    assert kept.read_text() == "mine"
+    kept.unlink()
+    if kept == target:
+        assert call(*command)[0] == 0
+        assert call(*command)[0] == 0  # its own export may be renewed
+        retrained = tmp_path / "retrained"
+        shutil.copytree(run / "models" / "client-001", retrained)
+        weights, card = load_tensors(retrained / "encoder.safetensors")
+        save_tensors(retrained / "encoder.safetensors", {key: 2 * value for key, value in weights.items()}, card)
+        assert "is not the card of this model" in call("export", retrained, "-o", target)[2]
+
+
+def test_a_model_that_cannot_be_written_has_no_card_left_behind(
+    run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        if path.suffix == ".safetensors":
+            raise RunError(f"cannot write '{path}': no space left.")
+        write_atomically(path, content)
+
+    monkeypatch.setattr(exporting, "write_atomically", full)
+    assert call("export", run, "--client", "1", "-o", tmp_path / "out")[0] == 2
+    assert not list(tmp_path.rglob("*"))
+
+
 def test_a_file_that_would_give_other_features_is_not_written(
     run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,14 +211,16 @@ class Fixed(nn.Module):
 
 
 def test_an_encoder_that_cannot_be_exported_is_said_to_be_one(tmp_path: Path, call: Call) -> None:
-    card = {"client": "a", "encoder": f"{__name__}:Fixed", "input": {"shape": [1, 8, 8], "channels": 1, "side": 8}}
+    own = f"{__name__}:Fixed"
+    card = {"client": "a", "encoder": own, "input": {"shape": [1, 8, 8], "channels": 1, "side": 8}}
     save_tensors(tmp_path / "model" / "encoder.safetensors", Fixed().state_dict(), card)
     write_json(tmp_path / "model" / "card.json", card)
-    code, _, said = call("export", tmp_path / "model", "--to", "torch-export", "-o", tmp_path / "a.pt2")
+    command = ["export", tmp_path / "model", "--encoder", own, "-o"]
+    code, _, said = call(*command, tmp_path / "a.pt2", "--to", "torch-export")
     assert code == 2
     assert "cannot be exported to torch-export" in said
     assert len(said.strip().splitlines()) == 1
-    assert call("export", tmp_path / "model", "-o", tmp_path / "a.safetensors")[0] == 0
+    assert call(*command, tmp_path / "a.safetensors")[0] == 0
 
 
 def test_other_inputs_than_images_are_exported_as_they_are(tmp_path: Path) -> None:

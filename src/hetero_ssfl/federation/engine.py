@@ -16,6 +16,7 @@ from ..consensus import mutual_cka
 from ..errors import RunError
 from ..evaluation import extract_features
 from ..methods import method_for
+from ..plugins import check_trusted, remember
 from ..runs import RunFolder
 from .given import site_of
 from .inprocess import InlineGrid, InProcessGrid, ProgressListener
@@ -60,6 +61,7 @@ def resume(folder: RunFolder, listen: Listener) -> RunFolder:
     with folder.lock(), torch_threads(config.engine.threads):
         if folder.finished:
             return folder
+        remember([*(model.encoder for model in config.clients.models), config.method])
 
         def serve(grid: Grid) -> None:
             Server(grid, folder, config, reporting(folder, tracking(folder, listen))).run()
@@ -123,19 +125,24 @@ def client_names(folder: RunFolder) -> list[str]:
 
 
 def participants(folder: RunFolder, config: Config) -> Iterator[Participant]:
-    """Those of a run on this machine, as they are now."""
+    """Those of a run on this machine, as they are now. The folder may be another's, and so may be what it names."""
     config_toml = config.to_toml()
     facts = folder.read_json("facts.json")
     for place in node_configs(folder):
+        if "given" in place:
+            yield site_of(place["run-dir"]).participant(folder, place["given"], config)
+            continue
+        check_trusted(config.method, "method")
         if "settings" in place:
             path = Path(place["settings"])
-            rad = find_rad(read_node(path), facts["rad_digest"])
+            node = read_node(path)
+            check_trusted(node.encoder.encoder, "encoder")
+            rad = find_rad(node, facts["rad_digest"])
             if rad is None:
                 raise RunError(f"the node of '{path}' has no RAD of this run. Continue the run first.")
             yield open_node(path, config_toml, facts["federation"], rad)
-        elif "given" in place:
-            yield site_of(place["run-dir"]).participant(folder, place["given"], config)
         else:
+            check_trusted(config.model_of(place["partition-id"]).encoder, "encoder")
             yield open_site(place["run-dir"], config_toml).participant(place["partition-id"])
 
 

@@ -25,7 +25,8 @@ from torch import Tensor
 from ..config import Config, DataConfig, ModelConfig, Section, as_model, parse_config, validate
 from ..data import Images, digest, load_images, split_training_images
 from ..errors import ConfigError, ProtocolError
-from ..methods import method_class
+from ..methods import METHODS, method_class
+from ..plugins import remember
 from ..runs import StateFolder, load_tensors, save_tensors
 from .participant import Participant
 from .records import NAME
@@ -49,7 +50,8 @@ class LimitsConfig(Section):
     local_epochs: PositiveInt = 100
     rad_images: PositiveInt = 100_000
     code: tuple[str, ...] = ()
-    """Own methods, views and kernels (`package.module:name`) that a server may name; no others are imported."""
+    """Views and kernels (`package.module:name`) and methods (so, or as installed) that a server may name beside the
+    built-in ones; no others are imported."""
 
 
 class NodeSettings(Section):
@@ -78,8 +80,9 @@ def read_node(path: Path) -> NodeSettings:
 def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None:
     """Raise ProtocolError for what this node does for no server."""
     limits = node.limits
-    named = (config.method, config.views.function or "", config.alignment.kernel)
-    foreign = [name for name in named if ":" in name and name not in limits.code]
+    own = [name for name in (config.views.function or "", config.alignment.kernel) if ":" in name]
+    own += [] if config.method in METHODS else [config.method]
+    foreign = [name for name in own if name not in limits.code]
     if foreign:
         raise ProtocolError(
             f"{node.name} was asked to import '{foreign[0]}', which is not among limits.code of its settings. "
@@ -106,6 +109,7 @@ def open_node(path: Path, config_toml: str, federation: str, rad: Tensor) -> Par
     node = read_node(path)
     asked = parse_config(config_toml)
     check_instruction(node, asked, len(rad))
+    remember([node.encoder.encoder])
     model = node.encoder
     model = model.model_copy(
         update={

@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..errors import ConfigError
 from ..models import parse_spec
-from ..plugins import GIVEN, find
+from ..plugins import GIVEN, find, is_trusted
 from .models import ModelFolder
 
 HEAD = """---
@@ -28,8 +29,8 @@ LIMITS = """## Limits
 """
 
 
-def model_card(model: ModelFolder, spec: str, files: Mapping[str, str]) -> str:
-    """Markdown with front matter; `files` are the model's files by format."""
+def model_card(model: ModelFolder, encoder: str | None, files: Mapping[str, str]) -> str:
+    """Markdown with front matter; `files` are the model's files by format, `encoder` what the user says builds it."""
     card, shape, side = model.card, ", ".join(map(str, model.shape)), model.shape[-1]
     scaled = " with values from 0 to 1" if "mean" in card["input"] else ""
     takes, given = f"inputs of shape ({shape})", f"Inputs are float32 of shape (n, {shape}){scaled}."
@@ -48,7 +49,7 @@ def model_card(model: ModelFolder, spec: str, files: Mapping[str, str]) -> str:
         _results(model),
         "## Load it\n",
         given,
-        *[_loading(kind, name, model, spec) for kind, name in files.items()],
+        *[_loading(kind, name, model, encoder) for kind, name in files.items()],
         LIMITS,
     ]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
@@ -96,7 +97,7 @@ def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _loading(kind: str, file: str, model: ModelFolder, spec: str) -> str:
+def _loading(kind: str, file: str, model: ModelFolder, encoder: str | None) -> str:
     if kind == "onnx":
         title, code = (
             "ONNX, with onnxruntime",
@@ -121,7 +122,7 @@ def _loading(kind: str, file: str, model: ModelFolder, spec: str) -> str:
             "safetensors, with the encoder's own class",
             [
                 "from safetensors.torch import load_file",
-                *_building(spec, model.shape[0], model.shape[-1]),
+                *_building(model, encoder),
                 f'encoder.load_state_dict(load_file("{file}"))',
                 f"features = encoder.eval()((images - {mean}) / {std})",
             ],
@@ -130,8 +131,9 @@ def _loading(kind: str, file: str, model: ModelFolder, spec: str) -> str:
     return f"### {title}\n\n{inside}```python\n" + "\n".join(code) + "\n```"
 
 
-def _building(spec: str, channels: int, side: int) -> list[str]:
+def _building(model: ModelFolder, encoder: str | None) -> list[str]:
     """The lines that make an untrained encoder of this kind."""
+    spec, channels, side = encoder or model.card["encoder"], model.shape[0], model.shape[-1]
     name, options = parse_spec(spec)
     source, colon, attribute = name.partition(":")
     if source == GIVEN:
@@ -145,10 +147,10 @@ def _building(spec: str, channels: int, side: int) -> list[str]:
             f"encoder, width = build_encoder({spec!r}, {channels}, {side})",
         ]
     given = {"in_channels": channels, "side": side}
-    try:
-        accepted = set(inspect.signature(find(name, "encoder")).parameters)
-    except (ConfigError, ValueError, TypeError):  # safetensors can be exported where the class is not at hand
-        accepted = set()
+    accepted: set[str] = set()
+    if encoder or is_trusted(spec):
+        with suppress(ConfigError, ValueError, TypeError):  # safetensors are exported also without the class at hand
+            accepted = set(inspect.signature(find(name, "encoder")).parameters)
     arguments = {**{key: value for key, value in given.items() if key in accepted}, **options}
     return [f"from {source} import {attribute}", f"encoder = {attribute}({_arguments(arguments)})"]
 

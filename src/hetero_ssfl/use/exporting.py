@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -39,7 +40,7 @@ class Normalised(nn.Module):
 
 
 def export(model: ModelFolder, to: str, out: Path, encoder: str | None = None) -> Path:
-    """Write one client's model into a folder (or a file, by its suffix) with its card; return the model's file."""
+    """Write one client's model into a folder (or a file, by its suffix), then its card; return the model's file."""
     check_format(to)
     file, card = _places(model, to, out)
     if to == "safetensors":  # as it was trained; whoever loads it has the class
@@ -52,10 +53,10 @@ def export(model: ModelFolder, to: str, out: Path, encoder: str | None = None) -
         for kind, suffix in SUFFIXES.items()
         if kind == to or (in_folder and file.with_suffix(suffix).exists())
     }
+    write_atomically(file, content)
     if in_folder:
         write_json(card.with_name("card.json"), model.card)
-    write_atomically(card, model_card(model, encoder or model.card["encoder"], files).encode())
-    write_atomically(file, content)
+    write_atomically(card, model_card(model, encoder, files).encode() + _mark(model))
     return file
 
 
@@ -72,7 +73,10 @@ def check_format(to: str) -> None:
 def _places(model: ModelFolder, to: str, out: Path) -> tuple[Path, Path]:
     """Where the model and its card go. Nothing that is not an export of this model is written over."""
     if out.suffix == SUFFIXES[to]:
-        return out, out.with_name(f"{out.name}.md")
+        card = out.with_name(f"{out.name}.md")
+        if out.exists() and not card.exists():
+            raise RunError(f"'{out}' exists, without a model card beside it. Remove it, or change --output.")
+        return out, _of_this_model(card, model)
     if out.suffix in SUFFIXES.values():
         raise ConfigError(f"--to {to} writes {SUFFIXES[to]} files, but '{out}' ends in {out.suffix}. Change one.")
     if out.is_dir() and any(out.iterdir()):
@@ -80,7 +84,18 @@ def _places(model: ModelFolder, to: str, out: Path) -> tuple[Path, Path]:
         if there != model.card:
             what = "other files" if there is None else f"another model ({there['client']}, round {there.get('round')})"
             raise RunError(f"'{out}' holds {what}. Choose another folder with --output.")
-    return out / f"encoder{SUFFIXES[to]}", out / "README.md"
+    return out / f"encoder{SUFFIXES[to]}", _of_this_model(out / "README.md", model)
+
+
+def _of_this_model(card: Path, model: ModelFolder) -> Path:
+    if card.exists() and _mark(model) not in _read(card):
+        raise RunError(f"'{card}' is not the card of this model of {model.client}. Remove it, or change --output.")
+    return card
+
+
+def _mark(model: ModelFolder) -> bytes:
+    """A line by which a card is known to be this model's: a digest of its weights."""
+    return f"\n<!-- {sha256(_read(model.path / 'encoder.safetensors')).hexdigest()} -->\n".encode()
 
 
 def _read(path: Path) -> bytes:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, RunError
 from ..models import build_encoder
-from ..plugins import GIVEN
+from ..plugins import GIVEN, check_trusted
 from ..runs import RunFolder, load_tensors
 
 
@@ -62,10 +62,12 @@ class ModelFolder:
         return given.get("mean", 0.0), given.get("std", 1.0)
 
     def load(self, encoder: str | None = None) -> nn.Module:
-        """The trained encoder, ready to use; built from `encoder` where the card cannot say how."""
+        """The trained encoder, ready to use; built from `encoder` where the card cannot say how, or is not trusted."""
         spec = encoder or self.card["encoder"]
         with torch.random.fork_rng(devices=[]):  # its random first weights are nobody's business
             try:
+                if not encoder:
+                    check_trusted(spec, "encoder")
                 module, _ = build_encoder(spec, self.shape[0], self.shape[-1], torch.zeros(2, *self.shape))
             except ConfigError as error:
                 if encoder:

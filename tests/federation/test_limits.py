@@ -1,0 +1,28 @@
+"""A node imports what its owner named, also where a server names an installed package's method."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetero_ssfl.config import load_config
+from hetero_ssfl.errors import ProtocolError
+from hetero_ssfl.federation.node import NodeSettings, check_instruction
+
+
+def test_an_installed_method_is_not_imported_unless_the_owner_named_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plugin-1.0.dist-info").mkdir()
+    (tmp_path / "plugin-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    entry = "[hetero_ssfl.methods]\ninstalled = plugin_of_others:Quiet\n"
+    (tmp_path / "plugin-1.0.dist-info" / "entry_points.txt").write_text(entry)
+    (tmp_path / "plugin_of_others.py").write_text("from hetero_ssfl.methods import Local\nclass Quiet(Local): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_config("smoke", ["method=installed"])
+    node = {"name": "clinic", "encoder": "resnet8"}
+    with pytest.raises(ProtocolError, match=r"asked to import .installed., which is not among limits\.code"):
+        check_instruction(NodeSettings.model_validate(node), config, 64)
+    assert "plugin_of_others" not in sys.modules
+    check_instruction(NodeSettings.model_validate({**node, "limits": {"code": ["installed"]}}), config, 64)
+    assert sys.modules.pop("plugin_of_others")

@@ -1,0 +1,190 @@
+"""What a folder of a model or a run names is imported only if the user has trained with it, or says so."""
+
+import importlib
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hetero_ssfl import plugins
+from hetero_ssfl.config import load_config
+from hetero_ssfl.errors import ConfigError
+from hetero_ssfl.federation import start
+from hetero_ssfl.plugins import check_trusted, is_trusted, remember
+from hetero_ssfl.report.page import render
+from hetero_ssfl.runs import save_tensors, write_json
+from hetero_ssfl.use.models import find_model
+
+Call = Callable[..., tuple[int, str, str]]
+NET = """
+from pathlib import Path
+from torch import nn
+Path({trace!r}).touch()
+
+class Net(nn.Sequential):
+    def __init__(self, in_channels, width=4):
+        super().__init__(nn.Conv2d(in_channels, width, 5, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Flatten())
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Is there once foreign code has run."""
+    return tmp_path / "trace"
+
+
+@pytest.fixture
+def module(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module on the path that leaves a trace when it is imported."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    file = tmp_path / "code" / "nets_of_mine.py"
+    file.parent.mkdir()
+    file.write_text(NET.format(trace=str(trace)))
+    monkeypatch.syspath_prepend(file.parent)
+    monkeypatch.delitem(sys.modules, "nets_of_mine", raising=False)
+    return file
+
+
+def new_process(monkeypatch: pytest.MonkeyPatch, trace: Path) -> None:
+    monkeypatch.setattr(plugins, "_used", set())
+    monkeypatch.delitem(sys.modules, "nets_of_mine", raising=False)
+    importlib.invalidate_caches()
+    trace.unlink(missing_ok=True)
+
+
+def model_of(folder: Path, encoder: str) -> Path:
+    """A model as it may come by mail."""
+    card = {"client": "clinic", "encoder": encoder, "input": {"shape": [1, 16, 16], "channels": 1, "side": 16}}
+    save_tensors(folder / "encoder.safetensors", {}, card)
+    write_json(folder / "card.json", card)
+    return folder
+
+
+@pytest.mark.parametrize("encoder", ["subprocess:getoutput(cmd='touch {trace}')", "nets_of_mine:Net"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["embed", "model", "--images", "digits", "-o", "f.npy"],
+        ["export", "model", "--to", "torch-export", "-o", "out"],
+        ["neighbours", "model", "--images", "digits", "-o", "a.html"],
+    ],
+)
+def test_a_card_from_elsewhere_runs_no_code(
+    command: list[str],
+    encoder: str,
+    module: Path,
+    trace: Path,
+    tmp_path: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model_of(tmp_path / "model", encoder.format(trace=trace))
+    code, _, said = call(*command)
+    assert not trace.exists()
+    assert code == 2
+    assert "is code that you have not trained with on this machine" in said
+    assert "--encoder package.module:callable" in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_weights_are_exported_without_importing_their_class(
+    module: Path, trace: Path, tmp_path: Path, call: Call
+) -> None:
+    model = model_of(tmp_path / "model", "nets_of_mine:Net(width=3)")
+    assert call("export", model, "-o", tmp_path / "out")[0] == 0
+    assert not trace.exists()
+    assert "encoder = Net(width=3)" in (tmp_path / "out" / "README.md").read_text()
+    assert call("export", model, "-o", tmp_path / "said", "--encoder", "nets_of_mine:Net(width=3)")[0] == 0
+    assert "encoder = Net(in_channels=1, width=3)" in (tmp_path / "said" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('encoder = "resnet8(width=8)"', "encoder = \"subprocess:getoutput(cmd='touch {trace}')\""),
+        ('method = "hetero-ssfl"', 'method = "nets_of_mine:Net"'),
+    ],
+)
+def test_a_run_from_elsewhere_runs_no_code(
+    old: str, new: str, run: Path, module: Path, trace: Path, tmp_path: Path, call: Call
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    assert old in config.read_text()
+    config.write_text(config.read_text().replace(old, new.format(trace=trace)))
+    assert "its encoders cannot be asked here" in render([tmp_path / "run"])
+    code, _, said = call("evaluate", tmp_path / "run")
+    assert code == 2
+    assert "If you trust it, set HETERO_SSFL_TRUST=" in said
+    assert not trace.exists()
+
+
+def test_a_run_that_names_a_nodes_settings_runs_no_code_of_theirs(
+    run: Path, trace: Path, tmp_path: Path, call: Call
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    node = tmp_path / "run" / "node.toml"
+    node.write_text(f"name = 'a'\nencoder = \"subprocess:getoutput(cmd='touch {trace}')\"\n[data]\nsource = 'digits'\n")
+    write_json(tmp_path / "run" / "facts.json", {"nodes": [str(node)], "federation": "0", "rad_digest": "0"})
+    assert "is code that you have not trained with" in call("evaluate", tmp_path / "run")[2]
+    assert not trace.exists()
+
+
+def test_who_trained_with_it_is_not_asked_but_it_must_be_the_same_code(
+    module: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = "nets_of_mine:Net(width=3)"
+    settings = [
+        "rounds=1",
+        "local_epochs=1",
+        "clients.count=2",
+        f"clients.models=['{spec}']",
+        "evaluation.probes=['knn']",
+    ]
+    start(load_config("smoke", settings), tmp_path / "run", lambda _: None)
+    new_process(monkeypatch, trace)
+    assert find_model(tmp_path / "run", "0").load()[0].out_channels == 3
+    assert "its encoders cannot be asked here" not in render([tmp_path / "run"])
+    assert not is_trusted("nets_of_mine:Net(width=4)")
+    new_process(monkeypatch, trace)
+    elsewhere = tmp_path / "unpacked"
+    shutil.copytree(module.parent, elsewhere)
+    monkeypatch.syspath_prepend(elsewhere)
+    with pytest.raises(ConfigError, match="not trained with on this machine"):
+        find_model(tmp_path / "run", "0").load()
+    assert not trace.exists()
+
+
+def test_a_home_that_cannot_be_written_costs_the_record_only(
+    module: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    remember(["nets_of_mine:Net"])
+    assert is_trusted("nets_of_mine:Net")
+    new_process(monkeypatch, trace)
+    assert not is_trusted("nets_of_mine:Net")
+
+
+def test_the_user_may_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_SSFL_TRUST", "lab.nets,other")
+    check_trusted("lab.nets:Net(width=3)", "encoder")
+    with pytest.raises(ConfigError, match="HETERO_SSFL_TRUST=lab in the environment"):
+        check_trusted("lab:Net", "encoder")
+
+
+@pytest.mark.parametrize(
+    ("spec", "trusted"),
+    [
+        ("resnet10(width=16)", True),
+        ("timm:resnet18.a1_in1k(pretrained=True, img_size=(32, 32))", True),
+        ("torchvision:resnet18", True),
+        ("timm:resnet18(checkpoint_path='mail/weights.pth')", False),  # timm would unpickle it
+        ('timm:resnet18(pretrained_cfg={"file": "x"})', False),
+        ("timm:hf-hub:somebody/something", False),
+    ],
+)
+def test_model_zoos_are_built_unless_a_file_or_an_address_is_named(spec: str, trusted: bool) -> None:
+    assert is_trusted(spec) == trusted
