@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": BASE | {"data", "models", "objectives"},
     "runs": BASE,
     "federation": CORE | {"__init__", "evaluation", "runs"},
-    "report": BASE | {"consensus", "evaluation", "federation", "runs"},
+    "report": BASE | {"consensus", "evaluation", "federation", "methods", "runs"},
     "use": BASE | {"data", "models", "evaluation", "federation", "plugins", "report", "runs"},
     "progress": set(),
     "doctor": set(),

@@ -20,10 +20,11 @@ from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.federation import start
+from hetero_ssfl.methods import FedAvg
 from hetero_ssfl.report import svg
 from hetero_ssfl.report.arms import read_arms, short_names, without_folders
-from hetero_ssfl.report.gallery import View, _maps, _neighbours, _Pictures
-from hetero_ssfl.report.looks import Look, plane, thumbnail
+from hetero_ssfl.report.gallery import View, _likeness, _maps, _neighbours, _Pictures
+from hetero_ssfl.report.looks import Look, left_out, plane, thumbnail
 from hetero_ssfl.report.page import render, write_report
 from hetero_ssfl.runs import RunFolder, save_tensors
 
@@ -231,6 +232,20 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     assert "61.5 % on validation images" in words
 
 
+def test_finished_and_unfinished_runs_are_compared_on_the_same_images(tmp_path: Path) -> None:
+    def probed(score: float) -> list[dict[str, Any]]:
+        return [{"event": "evaluation", "round": 1, "split": "validation", "clients": {"a": {"linear_all": score}}}]
+
+    done = make(tmp_path / "done", {"a": 90.0}, "method=local", events=probed(50.0))
+    going = make(tmp_path / "going", {"a": 1.0}, events=probed(61.5))
+    (going / "results.json").unlink()
+    words = Page(render([done, going])).words
+    assert "61.5 % on validation images" in words
+    assert "11.5 points above done (50.0 %)" in words
+    assert "90.0" not in words
+    assert read_arms([going, done])[1].encoder("a") == "resnet8"
+
+
 def test_a_new_run_without_a_single_event_has_a_page(tmp_path: Path) -> None:
     path = make(tmp_path / "a", {"a": 1.0})
     (path / "results.json").unlink()
@@ -260,6 +275,87 @@ def test_what_is_no_picture_is_a_dot(tmp_path: Path, runs: dict[str, Path]) -> N
     assert not pictures.used
 
 
+def handed_over(path: Path, rad: torch.Tensor, *overrides: str) -> str:
+    """The words of a page about a run of `federate`."""
+    facts = {"given": {"a": {}}, "classes": ["x"], "holdings": {"a": [3]}}
+    make(path, {"a": 50.0}, "data.source=given", *overrides, facts=facts)
+    save_tensors(path / "split.safetensors", {})  # as the Python interface leaves it
+    save_tensors(path / "rad.safetensors", {"pixels": rad})
+    return Page(render([path])).words
+
+
+def test_what_a_program_handed_over_is_not_called_a_data_set_nor_images(tmp_path: Path) -> None:
+    words = handed_over(tmp_path / "sensors", torch.randn(20, 3, 50))
+    assert "shared samples (the RAD) with that of all. They trained on unlabeled samples of their own" in words
+    assert "images of given" not in words
+    assert "50.0 % on test samples" in words
+    assert "3 samples at 1 client" in words
+    assert "loss on its own samples" in words
+    assert "How alike the clients see the shared samples" in words
+    assert "shared images" not in words
+    words = handed_over(tmp_path / "photos", torch.zeros(20, 3, 8, 8, dtype=torch.uint8))
+    assert "They trained on unlabeled images of their own" in words
+
+
+def test_a_run_is_not_said_to_keep_or_to_repeat_what_it_cannot(tmp_path: Path) -> None:
+    words = handed_over(tmp_path / "a", torch.randn(20, 3, 50))
+    assert "Weights stay where they are, and so do samples that are not in the RAD." in words  # it may be theirs
+    assert "Call federate(...) again with the same clients and RAD" in words
+    assert "hetero-ssfl run settings.toml" not in words
+    assert "save these settings as federation.toml" in Page(render([make(tmp_path / "server", {"a": 1.0})])).words
+    nodes = make(tmp_path / "nodes", {"a": 1.0}, facts={"nodes": [str(tmp_path / "node.toml")]})
+    assert "hetero-ssfl run settings.toml --node NODE.toml" in Page(render([nodes])).words
+
+
+def test_a_divided_data_set_is_repeated_by_its_settings(pages: dict[str, Path]) -> None:
+    words = Page(pages["one"].read_text()).words
+    assert "start: hetero-ssfl run settings.toml " in words
+    assert "They trained on unlabeled images of digits" in words
+
+
+class Taught(FedAvg):
+    """Derived by a user from a method that reads labels."""
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        ("fedavg", "They trained on labeled data"),
+        ("fedbyol", "They trained on unlabeled data"),
+        (f"{__name__}:Taught", "They trained on labeled data"),
+        ("gone_from_here:Method", "They trained on data"),
+    ],
+)
+def test_a_page_says_whether_labels_were_read_where_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, sentence: str
+) -> None:
+    monkeypatch.setenv("HETERO_SSFL_TRUST", f"{__name__},gone_from_here")
+    holdings = {"classes": ["x"], "holdings": {"a": [3]}}
+    words = Page(render([make(tmp_path / "a", {"a": 1.0}, f"method={method}", facts=holdings)])).words
+    assert sentence.replace("data", "images of their own") in words
+    assert ("no loss reads them" in words) == ("unlabeled" in sentence)
+
+
+def test_what_is_not_shown_is_said(tmp_path: Path) -> None:
+    assert left_out(24, 512) == ""
+    assert "the first 24 of 25 clients" in left_out(25, 512)
+    assert "512 of 513 rows of the RAD" in left_out(24, 513)
+    names = [f"c{k}" for k in range(9)]
+    path = make(tmp_path / "a", dict.fromkeys(names, 1.0))
+    save_tensors(path / "rad.safetensors", {"pixels": torch.zeros(160, 1, 8, 8, dtype=torch.uint8)})
+    (arm,) = read_arms([path])
+    torch.manual_seed(0)
+    view = View("trained", "c0", arm, Look(names, [torch.randn(160, 4) for _ in names], left_out(9, 600)))
+    pictures = _Pictures(arm)
+    assert "512 of 600 rows" in _likeness([arm], [view], []).intro
+    assert "Shown for the first 8 of 9 clients." in _neighbours([view], pictures, []).intro
+    maps = _maps([view], pictures, "pca", [])
+    assert "Of 160, 150 are drawn." in maps.intro
+    assert "first 8 of 9 clients" in maps.blocks[1].title
+    fewer = View("trained", "c0", arm, Look(names[:8], view.look.features[:8]))
+    assert "Shown for" not in _neighbours([fewer], pictures, []).intro
+
+
 # --- the encoders' looks ---------------------------------------------------------------------------
 
 
@@ -271,6 +367,12 @@ def test_neighbours_are_those_in_the_same_direction() -> None:
     assert look.shared_neighbours(1) == 1.0
     assert Look(["a", "b"], [features, features.flip(0)[[3, 0, 4, 1, 5, 2]]]).shared_neighbours(1) == 0.0
     assert Look(["a"], [features]).shared_neighbours(1) is None
+
+
+def test_neighbours_are_those_of_the_neighbours_command() -> None:
+    features = torch.tensor([[9.0, 0.0], [9.0, 1.0], [8.0, -0.5], [7.0, 2.0], [10.0, 1.5]])  # all on one side
+    cosine = torch.cosine_similarity(features[:, None], features, dim=2).fill_diagonal_(-2)
+    assert torch.equal(Look(["a"], [features]).neighbours(2)[0], cosine.topk(2).indices)
 
 
 def test_the_map_keeps_distances_of_plane_features() -> None:

@@ -8,8 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from ..errors import RunError
+from ..errors import ConfigError, RunError
+from ..methods import method_class
+from ..plugins import is_trusted
 from ..runs import RunFolder
+from .looks import are_pictures, rad_of
 from .tables import Result
 
 STYLES = 8  # colours of the style sheet, c0 to c7; c0 is kept for the last run
@@ -56,6 +59,28 @@ class Arm:
     def name(self, client: str) -> str:
         """Short, with its architecture: what a reader tells clients apart by."""
         return f"{client} {self.encoder(client).removeprefix('given:').partition('(')[0]}".strip()
+
+    @property
+    def given(self) -> bool:
+        """Whether its clients were objects of a user's program."""
+        return "given" in self.result.facts
+
+    @cached_property
+    def things(self) -> str:
+        """What its data are: images, unless a program handed over something else."""
+        try:
+            return "samples" if self.given and not are_pictures(rad_of(self.folder)) else "images"
+        except RunError:
+            return "samples"
+
+    @cached_property
+    def reads_labels(self) -> bool | None:
+        """Whether its method trains on labels; None where the method is not at hand."""
+        method = self.result.config.method
+        try:
+            return method_class(method).needs_labels if is_trusted(method) else None
+        except ConfigError:
+            return None
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [e for e in self.events if e.get("event") == kind]
@@ -119,21 +144,23 @@ def read_arms(paths: Sequence[Path]) -> list[Arm]:
     for place, path in enumerate(resolved):
         if path in resolved[:place]:
             raise RunError(f"'{paths[place]}' is named twice. Name each run once.")
+    all_finished = all(folder.finished for folder in folders)
     styles = [f"c{1 + k % (STYLES - 1)}" for k in range(len(folders) - 1)] + ["c0"]
     labels = short_names(resolved)
     return [
-        Arm(label, style, _result(folder), folder.events())
+        Arm(label, style, Result.read(folder) if all_finished else _so_far(folder), folder.events())
         for label, style, folder in zip(labels, styles, folders, strict=True)
     ]
 
 
-def _result(folder: RunFolder) -> Result:
-    """Of a run that is not finished, the newest figures on validation images."""
-    if folder.finished:
-        return Result.read(folder)
+def _so_far(folder: RunFolder) -> Result:
+    """The newest figures on validation images: what runs have in common of which not all are finished."""
     probes = [e for e in folder.events() if e["event"] == "evaluation" and e["split"] == "validation"]
     first = probes[0]["clients"] if probes and probes[0]["round"] == 0 else {}
     results = {"clients": probes[-1]["clients"] if probes else {}, "untrained": first, "mean": {}}
+    if folder.finished:
+        finished = folder.read_json("results.json")
+        results |= {key: finished[key] for key in ("models", "absent") if key in finished}
     return Result(folder, folder.config, folder.read_json("facts.json"), results)
 
 

@@ -104,7 +104,7 @@ class _Pictures:
 
 
 def _likeness(arms: Sequence[Arm], views: Sequence[View], reasons: Sequence[str]) -> Section:
-    title = "How alike the clients see the shared images"
+    title = f"How alike the clients see the shared {arms[-1].things}"
     blocks: list[Block] = []
     if views:
         figures = [_heat(v.look.mutual_cka, [v.name(n) for n in v.look.names], v.label) for v in views]
@@ -127,11 +127,12 @@ def _likeness(arms: Sequence[Arm], views: Sequence[View], reasons: Sequence[str]
         )
         blocks.append(Text(f"{words}{'; figures of plain features, above, differ' if views else ''}."))
         blocks.append(Figures([*figures, curve] if curve.drawing else figures, "small"))
-    sentences = [*reasons]
+    sentences = [*dict.fromkeys(view.look.limits for view in views if view.look.limits), *reasons]
     if not blocks:
         sentences.append("There is nothing to compare.")
     intro = (
-        "Mutual CKA of two clients: 1 where both see the same likenesses among the shared images, 0 where unrelated."
+        "Mutual CKA of two clients: 1 where both see the same likenesses among the shared "
+        f"{arms[-1].things}, 0 where unrelated."
     )
     return Section("likeness", title, " ".join([intro, *map(_sentence, sentences)]), blocks)
 
@@ -192,7 +193,7 @@ def _neighbours(views: Sequence[View], pictures: _Pictures, reasons: Sequence[st
     views = before_and_after(views)
     if not views or not pictures:
         why = (
-            "The shared data are not images, so there is nothing to show."
+            "The shared samples are not images, so there is nothing to show."
             if views
             else " ".join(map(_sentence, reasons))
         )
@@ -219,7 +220,13 @@ def _neighbours(views: Sequence[View], pictures: _Pictures, reasons: Sequence[st
     )
     if figures:
         intro += f" Two clients have in common, of the {NEIGHBOURS} and on average over all images: {figures}."
+    intro += _first_shown(views[-1])
     return Section("neighbours", title, intro, [Tiles(blocks)])
+
+
+def _first_shown(view: View) -> str:
+    count = len(view.look.names)
+    return f" Shown for the first {MOST_SHOWN} of {count} clients." if count > MOST_SHOWN else ""
 
 
 def _query(row: int, pictures: _Pictures) -> Markup:
@@ -239,31 +246,42 @@ def _strip(rows: Sequence[int], pictures: _Pictures, client: str) -> Markup:
 
 
 def _maps(views: Sequence[View], pictures: _Pictures, kind: Map, reasons: Sequence[str]) -> Section:
-    title = "Map of the shared images"
     if not views:
-        return Section("map", title, " ".join(map(_sentence, reasons)) or "There are no encoders to ask.")
+        return Section("map", "Map of the RAD", " ".join(map(_sentence, reasons)) or "There are no encoders to ask.")
     together = [
-        _map(v.look.mean_kernel, f"mean of all clients, {v.label}", v.style, pictures, kind)
-        for v in before_and_after(views)
+        _map(v.look.mean_kernel, f"mean of all clients, {v.label}", v, pictures, kind) for v in before_and_after(views)
     ]
     last = views[-1]
+    things = last.arm.things
+    title = f"Map of the shared {things}"
     single = [
-        _map(kernel, last.name(client), last.style, pictures, kind)
+        _map(kernel, last.name(client), last, pictures, kind)
         for client, kernel in list(zip(last.look.names, last.look.kernels, strict=True))[:MOST_SHOWN]
     ]
-    intro = "Images that lie close together look alike to the encoders. No axis has a meaning of its own."
+    intro = (
+        f"{things.capitalize()} that lie close together look alike to the encoders. No axis has a meaning of its own."
+    )
+    count = len(last.look.features[0])
+    if count > ON_A_MAP:
+        intro += f" Of {count}, {ON_A_MAP} are drawn."
     return Section(
-        "map", title, intro, [Figures(together, "large"), Folded(f"Client by client, {last.label}", [Figures(single)])]
+        "map",
+        title,
+        intro,
+        [
+            Figures(together, "large"),
+            Folded(f"Client by client, {last.label}.{_first_shown(last)}", [Figures(single)]),
+        ],
     )
 
 
-def _map(kernel: Tensor, title: str, style: str, pictures: _Pictures, kind: Map) -> Figure:
+def _map(kernel: Tensor, title: str, view: View, pictures: _Pictures, kind: Map) -> Figure:
     rows = shown_rows(len(kernel), ON_A_MAP)
     places, words = plane(kernel, kind)
     ids = [pictures.id_of(row) for row in rows] if pictures else []
-    points = [(*places[row], f"image {row + 1}") for row in rows]
-    label = f"Map of {len(rows)} shared images, {title}; {words}"
-    return Figure(title, svg.scatter(points, ids, style, label), words)
+    points = [(*places[row], f"{view.arm.things[:-1]} {row + 1}") for row in rows]
+    label = f"Map of {len(rows)} shared {view.arm.things}, {title}; {words}"
+    return Figure(title, svg.scatter(points, ids, view.style, label), words)
 
 
 def _sentence(text: str) -> str:

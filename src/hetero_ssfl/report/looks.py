@@ -15,7 +15,8 @@ from torch import Tensor
 from ..config import AlignmentConfig
 from ..consensus import kernel_factor, mutual_cka, spectrum
 from ..evaluation import extract_features
-from ..federation.engine import participants
+from ..evaluation.neighbours import nearest
+from ..federation.engine import node_configs, participants
 from ..runs import RunFolder, load_tensors
 
 MOST_IMAGES = 512  # more would cost minutes on large models and show no more
@@ -32,6 +33,8 @@ class Look:
 
     names: list[str]
     features: list[Tensor]
+    limits: str = ""
+    """Says that there are more clients or images, where there are."""
 
     @cached_property
     def factors(self) -> list[Tensor]:
@@ -58,7 +61,7 @@ class Look:
 
     def neighbours(self, count: int) -> list[Tensor]:
         """For each client and image the nearest others, nearest first, by cosine."""
-        return [nearest(kernel, count) for kernel in self.kernels]
+        return [nearest(z, torch.arange(len(z)), count)[0] for z in self.features]
 
     def shared_neighbours(self, count: int) -> float | None:
         """How many of an image's nearest two clients have in common on average; None for one client."""
@@ -88,13 +91,16 @@ def look(folder: RunFolder, trained: bool) -> Look:
         encoder = (participant.newest() if trained else participant.untrained()).encoder
         names.append(participant.name)
         features.append(extract_features(encoder, participant.rad[shown_rows(len(participant.rad))]))
-    return Look(names, features)
+    return Look(names, features, left_out(len(node_configs(folder)), len(rad_of(folder))))
 
 
-def nearest(kernel: Tensor, count: int) -> Tensor:
-    scale = kernel.diag().clamp_min(1e-12).sqrt()
-    cosine = (kernel / scale[:, None] / scale).fill_diagonal_(-2.0)
-    return cosine.topk(min(count, len(kernel) - 1), dim=1).indices
+def left_out(clients: int, rows: int) -> str:
+    """What is not looked at, as a sentence."""
+    found = [
+        f"the first {MOST_CLIENTS} of {clients} clients" if clients > MOST_CLIENTS else "",
+        f"{MOST_IMAGES} of {rows} rows of the RAD at equal distances" if rows > MOST_IMAGES else "",
+    ]
+    return f"Here and in the next three sections: {', '.join(filter(None, found))}." if any(found) else ""
 
 
 def plane(kernel: Tensor, kind: Map) -> tuple[list[tuple[float, float]], str]:

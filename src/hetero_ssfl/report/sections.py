@@ -14,10 +14,10 @@ from .tables import Result, compare_rows, metric_names, spread
 
 MOST_ROWS = 100
 MOST_DRAWN = 30
+MOST_CURVES = 12
 UNTRAINED = "cu"
-SUPERVISED = {"fedavg"}
 FIGURES = {
-    "loss_ssl": "loss on its own images",
+    "loss_ssl": "loss on its own {things}",
     "loss_alignment": "alignment loss, 0 is agreement with all",
     "effective_rank": "effective rank of a client's kernel",
     "spread": "feature spread, 0 is collapse",
@@ -26,7 +26,7 @@ FIGURES = {
 }
 SERVER_FIGURES = {"consensus_effective_rank": "effective rank of the consensus"}
 METHODS = {
-    "hetero-ssfl": "learned together: each aligned its view of {rad} shared images (the RAD) with that of all",
+    "hetero-ssfl": "learned together: each aligned its view of {rad} shared {things} (the RAD) with that of all",
     "local": "learned alone",
 }
 
@@ -44,8 +44,8 @@ def metric_words(metric: str) -> str:
     return f"{kind}, {over}" if over else kind
 
 
-def images_of(arms: Sequence[Arm]) -> str:
-    return "test" if all(arm.finished for arm in arms) else "validation"
+def probed_on(arms: Sequence[Arm]) -> str:
+    return f"{'test' if all(arm.finished for arm in arms) else 'validation'} {arms[-1].things}"
 
 
 def names_of(arms: Sequence[Arm]) -> list[str]:
@@ -74,14 +74,17 @@ def summary(arms: Sequence[Arm], metric: str | None) -> list[str]:
     encoders = {last.encoder(client) for client in last.clients} - {""}
     who = _count(len(last.clients), "client")
     who += f" with {len(encoders)} different encoders" if len(encoders) > 1 else " with the same encoder"
-    data = f"images of {without_folders(config.data.source)}" if last.folder.simulated else "data of their own"
+    data = f"images of {without_folders(config.data.source)}"
+    if last.given or not last.folder.simulated:
+        data = f"{last.things} of their own"
     seeds = ", ".join(map(str, sorted({arm.result.config.seed for arm in arms})))
     span = f"{_count(config.rounds, 'round')}, seed {seeds}"
     if len(arms) == 1:
-        how = METHODS.get(config.method, f"trained with {config.method}").format(rad=config.rad.size)
-        sentences = [f"{who} {how}. They trained on unlabeled {data} for {span}."]
-        if config.method in SUPERVISED:
-            sentences = [f"{who} {how} on labeled {data} for {span}."]
+        how = METHODS.get(config.method, f"trained with {config.method}").format(
+            rad=config.rad.size, things=last.things
+        )
+        labels = {True: "labeled ", False: "unlabeled ", None: ""}[last.reads_labels]
+        sentences = [f"{who} {how}. They trained on {labels}{data} for {span}."]
     else:
         runs = ", ".join(f"{arm.label} ({arm.result.config.method})" for arm in arms)
         sentences = [f"{_count(len(arms), 'run')} are compared: {runs}. {who}, {data}, {span}."]
@@ -105,7 +108,7 @@ def _outcome(arms: Sequence[Arm], metric: str | None) -> list[str]:
     if not scores:
         return []
     words = f"With {arms[-1].label} the" if len(arms) > 1 else "The"
-    words += f" mean accuracy is {mean(scores):.1f} % on {images_of(arms)} images ({metric_words(metric)})"
+    words += f" mean accuracy is {mean(scores):.1f} % on {probed_on(arms)} ({metric_words(metric)})"
     pairs = [(last.score(c, metric), base.get(c, {}).get(metric)) for c in last.results["clients"]]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if not known:
@@ -139,7 +142,7 @@ def accuracy(arms: Sequence[Arm], metric: str | None) -> Section:
     title = "Each client: accuracy, and the classes it holds"
     held = _holdings(arms)
     if metric is None:
-        reason = "Nothing to probe: the images have no labels, or the run has not been evaluated."
+        reason = "Nothing to probe: the data have no labels, or the run has not been evaluated."
         blocks: list[Block] = [Figures(held, "large")] if held else []
         return Section(
             "accuracy", title, reason if held else f"{reason} Nor is it known who holds which classes.", blocks
@@ -156,11 +159,11 @@ def accuracy(arms: Sequence[Arm], metric: str | None) -> Section:
     drawing = svg.dot_plot([*drawn, ("mean over clients", means)], words, label)
     evaluation = last.result.config.evaluation
     given = f" with {evaluation.labels_per_class} labels per class" if evaluation.labels_per_class else ""
-    intro = f"On {images_of(arms)} images of every class; {metric_words(metric)}, on the frozen encoder{given}."
+    intro = f"On {probed_on(arms)} of every class; {metric_words(metric)}, on the frozen encoder{given}."
     if len(clients) > MOST_DRAWN:
         intro += f" The first {MOST_DRAWN} of {len(clients)} clients are drawn."
     if not held:
-        intro += " Who holds which classes is not known here: participants brought their own images."
+        intro += " Who holds which classes is not known here: participants brought their own data."
     blocks = [
         *legend(arms, bool(last.untrained)),
         Figures([Figure("Accuracy, client by client", drawing), *held], "large"),
@@ -183,14 +186,17 @@ def _holdings(arms: Sequence[Arm]) -> list[Figure]:
     for arm in divided.values():
         counts, classes = arm.result.facts["holdings"], list(arm.result.facts.get("classes", []))
         drawn = list(counts.items())[:MOST_DRAWN]
-        label = "Images of each class at each client. " + "; ".join(
+        title = f"{arm.things.capitalize()} of each class"
+        label = f"{title} at each client. " + "; ".join(
             f"{client}: {arm.result.holdings(client)}" for client in list(counts)[:12]
         )
-        total = f"{sum(map(sum, counts.values())):,} images at {_count(len(counts), 'client')}"
-        note = f"{total}; a circle's area is the number of images."
-        if not any(a.result.config.method in SUPERVISED for a in arms):
+        total = f"{sum(map(sum, counts.values())):,} {arm.things} at {_count(len(counts), 'client')}"
+        note = f"{total}; a circle's area is their number."
+        if len(counts) > MOST_DRAWN:
+            note += f" The first {MOST_DRAWN} clients are drawn."
+        if all(a.reads_labels is False for a in arms):
             note += " Labels only divide the clients: no loss reads them."
-        name = "Images of each class" + (f", {arm.label}" if len(divided) > 1 else "")
+        name = title + (f", {arm.label}" if len(divided) > 1 else "")
         figures.append(Figure(name, svg.bubbles(drawn, classes, arm.style, label), note))
     return figures
 
@@ -277,7 +283,8 @@ def curves(arms: Sequence[Arm], metric: str | None) -> Section:
         figures += _curve(arms, f"validation:{metric}", f"validation accuracy (%), {metric_words(metric)}")
     reported = sorted({key for arm in arms for key in arm.client_figures}, key=lambda k: ([*FIGURES, k].index(k), k))
     for key in reported:
-        figures += _curve(arms, key, FIGURES.get(key, key.replace("_", " ")))
+        words = FIGURES[key].format(things=arms[-1].things) if key in FIGURES else key.replace("_", " ")
+        figures += _curve(arms, key, words)
     for key, words in SERVER_FIGURES.items():
         points = [[(r, v, f"{arm.label}, round {r}: {v:.3g}") for r, v in arm.server_series(key)] for arm in arms]
         lines = [svg.Line(arm.style, found) for arm, found in zip(arms, points, strict=True) if found]
@@ -288,7 +295,9 @@ def curves(arms: Sequence[Arm], metric: str | None) -> Section:
     intro = "The line is the mean over clients, the band reaches from the lowest client to the highest."
     if len(arms) == 1:
         intro += " Thin lines are single clients."
-    return Section("rounds", "Round by round", intro, [*legend(arms), Figures(figures[:12])])
+    if len(figures) > MOST_CURVES:
+        intro += f" The first {MOST_CURVES} of {len(figures)} figures are drawn; events.jsonl has all."
+    return Section("rounds", "Round by round", intro, [*legend(arms), Figures(figures[:MOST_CURVES])])
 
 
 def _span(arms: Sequence[Arm]) -> tuple[int, int]:
@@ -331,10 +340,11 @@ def costs(arms: Sequence[Arm]) -> Section:
     up, down = (_bytes(last, key) for key in ("bytes_up", "bytes_down"))
     if any(up.values()) or any(down.values()):
         table = [[c, volume(up.get(c, 0)), volume(down.get(c, 0))] for c in last.clients[:MOST_ROWS]]
-        blocks.append(Folded("Bytes of each client", [Rows(last.label, ["client", "up", "down"], table)]))
+        more = f", the first {MOST_ROWS} of {len(last.clients)}" if len(last.clients) > MOST_ROWS else ""
+        blocks.append(Folded("Bytes of each client", [Rows(last.label + more, ["client", "up", "down"], table)]))
     intro = "What is sent is counted as payload, without transport."
     if all(arm.result.config.method in METHODS for arm in arms):
-        intro += " Weights and images stay where they are."
+        intro += f" Weights stay where they are, and so do {last.things} that are not in the RAD."
     return Section("costs", "Bytes and time", intro, blocks)
 
 
@@ -406,13 +416,28 @@ def repeat(arms: Sequence[Arm]) -> Section:
         inner: list[Block] = [
             Text("It was started with this command (absolute paths are cut to their last part):"),
             Code(without_folders(str(about.get("command") or "not recorded"))),
-            Text("Or save these settings as settings.toml and start: hetero-ssfl run settings.toml"),
+            Text(_again(arm)),
             Code(without_folders(arm.result.config.to_toml())),
             _versions(arm, about),
         ]
         blocks.append(Folded(f"{arm.label}: command, settings, versions, machine", inner))
     intro = "Every random choice comes from the seed: the same settings and versions give the same bits."
     return Section("repeat", "How to repeat it", intro, blocks)
+
+
+def _again(arm: Arm) -> str:
+    """What to do with its settings, which are all that a page can hold of a run whose clients brought the rest."""
+    if arm.given:
+        return (
+            "Its clients were handed over in Python. Call federate(...) again with the same clients and RAD; settings:"
+        )
+    if arm.result.facts.get("nodes"):
+        start = "hetero-ssfl run settings.toml --node NODE.toml, with --node for each participant"
+    elif arm.folder.simulated:
+        start = "hetero-ssfl run settings.toml"
+    else:
+        return "Its participants were on other machines. With them, save these settings as federation.toml:"
+    return f"Or save these settings as settings.toml and start: {start}"
 
 
 def _versions(arm: Arm, about: Mapping[str, Any]) -> Rows:
