@@ -117,7 +117,8 @@ class Sums:
     weight: float = 0.0
 
     def plus(self, weight: float, sketch: Tensor, trace: float) -> "Sums":
-        return Sums(self.sketch + weight * sketch.double(), self.trace + weight * trace, self.weight + weight)
+        total = torch.add(self.sketch.expand_as(sketch), sketch, alpha=weight)  # in one pass, whatever the wire's type
+        return Sums(total, self.trace + weight * trace, self.weight + weight)
 
     def consensus(self, omega: Tensor, precision: float, rank: int) -> Consensus:
         """The weighted mean kernel, cut to `rank` columns."""
