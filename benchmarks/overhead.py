@@ -168,8 +168,8 @@ def compare(config: Config, repeats: int) -> tuple[dict[str, list[float]], float
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Wall time of the engine divided by that of a bare PyTorch loop.")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="one round, one repeat, nothing written: does it run?")
     options = parser.parse_args()
     rounds, repeats = (1, 1) if options.quick else (options.rounds, options.repeats)

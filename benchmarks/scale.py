@@ -2,7 +2,7 @@
 
 Each client holds the same number of images, so that a round is the same work whatever the number of clients. Measured
 over the rounds after the opening: seconds from one `begin` to the next, bytes sent and received, the largest memory of
-server, nursery and workers together (resident; what they share counts in each), and where the server's own time went.
+server, nursery and workers together (PSS: what they share counts once), and where the server's own time went.
 
     python benchmarks/scale.py
 """
