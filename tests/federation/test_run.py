@@ -285,13 +285,31 @@ def test_clients_beyond_the_memory_budget_are_dropped_and_read_back(reference: R
     site = open_site(str(reference.path), reference.config.to_toml())
     cache = ClientCache()
     first = cache.get(site.participant(0), limit=3)
+    before = {k: v.clone() for k, v in first.learner.state_dict().items()}
     assert cache.get(site.participant(0), limit=3) is first
     cache._shrink(budget=1)
     cache.get(site.participant(1), limit=3)
     cache._shrink(budget=1)
     again = cache.get(site.participant(0), limit=3)
     assert again is not first
-    assert all(torch.equal(v, again.learner.state_dict()[k]) for k, v in first.learner.state_dict().items())
+    assert all(torch.equal(v, again.learner.state_dict()[k]) for k, v in before.items())
+
+
+def test_networks_of_a_client_that_left_serve_the_next_of_its_kind(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", "clients.models=['resnet8(width=4)']", "rounds=1", "evaluation.every=0")
+    site, cache = open_site(str(folder.path), folder.config.to_toml()), ClientCache()
+    first, second = (cache.get(site.participant(k), limit=1) for k in (0, 1))
+    cache._shrink(budget=1)
+    third = cache.get(site.participant(2), limit=1)
+    assert third.learner is first.learner
+    assert third.learner is not second.learner
+    saved = folder.states("client-002").load(1)
+    assert all(torch.equal(value, saved[key]) for key, value in third.learner.state_dict().items())
+    cache._shrink(budget=1)
+    untrained = cache.get(site.participant(0), limit=0)  # never trained: its own beginning, not another's networks
+    assert untrained.learner is not second.learner
+    own = site.participant(0).untrained().state_dict()
+    assert all(torch.equal(value, own[key]) for key, value in untrained.learner.state_dict().items())
 
 
 def test_a_client_asked_for_an_earlier_round_goes_back_to_it(reference: RunFolder) -> None:

@@ -1,10 +1,11 @@
 """One participant as its ClientApp sees it: its images, its model, its own disk. The same on every engine."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from ..config import Config, ModelConfig, SslConfig
 from ..data import MEAN, STD, Images, digest, to_input
 from ..evaluation import Labeled, extract_features, few_labels, finetune, probe, share_of_labels
 from ..methods import method_class
-from ..models import Learner, build_learner, count_parameters
+from ..models import BUILTIN, Learner, build_learner, count_parameters, parse_spec
 from ..plugins import GIVEN
 from ..runs import StateFolder, save_tensors, write_json
 from ..training import Client
@@ -67,9 +68,16 @@ class Participant:
         count = _parameters.__wrapped__ if self.model.encoder.startswith(f"{GIVEN}:") else _parameters
         return count(self.model, self.config.ssl, tuple(self.rad.shape[1:]), self.rad.dtype, self.config.engine.device)
 
-    def learner(self, round_number: int) -> Learner:
-        """The networks as saved after a round; 0 is before any."""
-        learner = self.untrained()
+    @property
+    def kind(self) -> Hashable:
+        """Equal for participants whose networks differ in nothing but saved tensors; only of ours can that be known."""
+        if parse_spec(self.model.encoder)[0] not in BUILTIN:
+            return None
+        return self.model, self.config.ssl, self.shape, self.classes, self.config.engine.device
+
+    def learner(self, round_number: int, spare: Learner | None = None) -> Learner:
+        """The networks as saved after a round, 0 is before any; `spare` ones of this kind save building them."""
+        learner = spare if spare and round_number else self.untrained()
         if round_number:
             learner.load_state_dict(self.states.load(round_number))
         return learner
@@ -89,35 +97,51 @@ def _parameters(model: ModelConfig, ssl: SslConfig, shape: tuple[int, ...], dtyp
     return count_parameters(learner.to(device).encoder)  # the device is tried as well
 
 
+class Kept(NamedTuple):
+    client: Client
+    kind: Hashable
+    size: int
+    """Bytes of its networks and images."""
+
+
 class ClientCache:
-    """Clients in this process's memory, least recently used first out. Their state is always on disk too."""
+    """Clients in this process's memory, least recently used first out. Their state is always on disk too.
+
+    Of each kind, the networks of the last one to leave serve the next one to come.
+    """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Path, Client] = OrderedDict()
+        self._kept: OrderedDict[Path, Kept] = OrderedDict()
+        self._spare: dict[Hashable, Learner] = {}
 
     def get(self, participant: Participant, limit: int) -> Client:
         """The client as it was after its newest round that is not after `limit`."""
         key = participant.states.path
         newest = participant.states.newest(limit)
-        client = self._kept.pop(key, None)
-        if client is None or client.round != newest or client.config != participant.config:
+        kept = self._kept.pop(key, None)
+        if kept is None or kept.client.round != newest or kept.client.config != participant.config:
             labels = participant.images.labels if participant.classes else None
-            learner, pixels = participant.learner(newest), participant.images.pixels
+            learner = participant.learner(newest, self._spare.pop(participant.kind, None))
+            pixels = participant.images.pixels
             client = Client(participant.name, participant.config, learner, pixels, participant.rad, labels, newest)
-        self._kept[key] = client
+            kept = Kept(client, participant.kind, _bytes_of(client))
+        self._kept[key] = kept
         self._shrink(participant.config.engine.memory_mb * 2**20)
-        return client
+        return kept.client
 
     def clear(self) -> None:
         self._kept.clear()
+        self._spare.clear()
 
     def drop(self, participant: Participant) -> None:
         """Forget a client whose training was cut short: what is in memory belongs to no round."""
         self._kept.pop(participant.states.path, None)
 
     def _shrink(self, budget: int) -> None:
-        while len(self._kept) > 1 and sum(map(_bytes_of, self._kept.values())) > budget:
-            self._kept.popitem(last=False)
+        while len(self._kept) > 1 and sum(kept.size for kept in self._kept.values()) > budget:
+            _, oldest = self._kept.popitem(last=False)
+            if oldest.kind:
+                self._spare[oldest.kind] = oldest.client.learner
 
 
 def _bytes_of(client: Client) -> int:

@@ -159,7 +159,7 @@ class Kernels:
         if self.alignment.form == "factor":
             names = [name for name in state.roster if name in state.clients][:SHOWN]
             step = -(-self.rows // SHOWN_IMAGES)
-            factors = [state.clients[name]["factor"][::step] for name in names]
+            factors = [state.clients[name]["factor"][::step].clone() for name in names]  # a view would keep all rows
             found |= {"clients": names, "mutual_cka": [_rounded(row) for row in mutual_cka(factors)]}
         return found
 
