@@ -9,6 +9,7 @@ all selected   10 to 1000 clients, and every one replies: time per client
 10 selected    10 to 1000 clients, of which 10 reply in each round: time and memory of a round
 
     python benchmarks/server.py
+    python benchmarks/server.py --large     one round of 10 sketches, L = 50,000, 256 columns, float16: for an estimate
 """
 
 import argparse
@@ -32,7 +33,7 @@ from hetero_ssfl.methods.hetero import HeteroSSFL
 from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.seeding import rng_for
 
-WIDTH, RANK, SELECTED = 64, 128, 10
+WIDTH, SELECTED = 64, 10
 COUNTS = (10, 100, 1000)
 
 
@@ -41,6 +42,8 @@ class Case(NamedTuple):
     clients: int
     selected: int
     rows: int = 1000
+    rank: int = 128
+    wire: str = "float32"
 
 
 def configured(case: Case) -> Config:
@@ -48,7 +51,7 @@ def configured(case: Case) -> Config:
         {
             "rad": {"size": case.rows},
             "clients": {"count": case.clients},
-            "alignment": {"form": case.form, "rank": RANK},
+            "alignment": {"form": case.form, "rank": case.rank, "wire": case.wire},
         },
         Config,
     )
@@ -57,9 +60,10 @@ def configured(case: Case) -> Config:
 def share(case: Case, omega: Tensor, *scope: int) -> dict[str, Tensor]:
     a = torch.randn(case.rows, WIDTH, generator=rng_for(0, *scope))
     a = a / (a.T @ a).norm().sqrt()
+    wire = getattr(torch, case.wire)
     if case.form == "factor":
-        return {"factor": a}
-    return {"sketch": sketch(a, omega).float(), "trace": a.square().sum().view(1)}
+        return {"factor": a.to(wire)}
+    return {"sketch": sketch(a, omega).to(wire), "trace": a.square().sum().view(1)}
 
 
 class Server:
@@ -109,7 +113,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="10 and 30 clients, once, nothing written: does it run?")
+    parser.add_argument("--large", action="store_true", help="one large case, printed and not kept")
     options = parser.parse_args()
+    if options.large:
+        found = measure(Case("sketch", 20, SELECTED, 50_000, 256, "float16"), 2)
+        print(f"{found['seconds'] / SELECTED:.2f} s per client, {found['megabytes']:,.0f} MB")
+        return
     counts, repeats = ((10, 30), 1) if options.quick else (COUNTS, options.repeats)
     rows, measured = [], {}
     for form in ("factor", "sketch"):
