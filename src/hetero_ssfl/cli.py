@@ -1,6 +1,7 @@
 """The command line: parse, call, print. Heavy imports wait until a command needs them."""
 
 import json
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -229,6 +230,10 @@ def demo(
         return
     out.print(demo_table(done))
     out.print(f"picture: {escape(str(done.picture))}", highlight=False, soft_wrap=True)
+    arms = " ".join(shlex.quote(str(result.folder.path)) for result in done.results.values())
+    out.print(
+        f"all of it on one page: hetero-ssfl report {escape(arms)} -o report.html", highlight=False, soft_wrap=True
+    )
 
 
 @app.command()
