@@ -10,7 +10,7 @@ BASE = {"errors", "config", "seeding", "plugins"}
 CORE = BASE | {"data", "models", "objectives", "consensus", "training", "methods"}
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "__init__": CORE | {"api", "evaluation", "federation", "runs"},  # when a name is first used
+    "__init__": CORE | {"api", "evaluation", "federation", "finished", "runs"},  # when a name is first used
     "errors": set(),
     "seeding": set(),
     "plugins": {"errors"},
@@ -30,7 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "progress": set(),
     "doctor": set(),
     "deploy": BASE | {"progress"},
-    "api": CORE | {"federation", "report", "progress", "runs"},
+    "api": CORE | {"federation", "finished", "progress", "runs"},
+    "finished": BASE | {"federation", "plugins", "report", "runs"},
     "demo": BASE | {"federation", "report", "progress", "runs"},
     "paper": BASE | {"federation", "report", "progress", "runs"},
     "costs": CORE | {"federation"},

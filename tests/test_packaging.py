@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from blocks import ROOT, blocks_of
 from commands import words
-from pictures import write_pictures
+from pictures import write_folders
 
 import hetero_ssfl
 
@@ -77,13 +77,7 @@ def test_the_installed_command_runs_outside_the_repository(installed: Path, tmp_
 
 def test_the_readme_can_be_followed_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     """A user with folders of unlabeled images types what README.md shows, from the first block to the last."""
-    for name, first, count in (
-        ("hospital-a", 0, 60),
-        ("hospital-b", 60, 60),
-        ("shared", 120, 40),
-        ("images", 160, 150),
-    ):
-        write_pictures(tmp_path / name, first, count)
+    write_folders(tmp_path)
     for block in blocks_of(ROOT / "README.md"):
         if block.file:
             (tmp_path / block.file).write_text(block.text)

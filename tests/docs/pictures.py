@@ -15,3 +15,14 @@ def write_pictures(folder: Path, first: int, count: int, classes: bool = False, 
         place.mkdir(parents=True, exist_ok=True)
         pixels = (DIGITS.images[number] * 255 / 16).astype("uint8")
         Image.fromarray(pixels).resize((16, 16)).convert(mode).save(place / f"{number:04}.png")
+
+
+def write_folders(root: Path) -> None:
+    """What a reader of the documentation is assumed to have."""
+    for name, first, count in (
+        ("hospital-a", 0, 60),
+        ("hospital-b", 60, 60),
+        ("shared", 120, 40),
+        ("images", 160, 150),
+    ):
+        write_pictures(root / name, first, count)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from blocks import ROOT, Block, blocks_of
 from commands import check_line, words
-from pictures import write_pictures
+from pictures import write_folders
 
 from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config, parse_config
@@ -32,13 +32,7 @@ OTHER_PROGRAMS = {"pip", "python", "tensorboard"}
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a reader is assumed to have: folders of images, and a finished run of `smoke`."""
     folder = tmp_path_factory.mktemp("reader")
-    for name, first, count in (
-        ("hospital-a", 0, 60),
-        ("hospital-b", 60, 60),
-        ("shared", 120, 40),
-        ("images", 160, 120),
-    ):
-        write_pictures(folder / name, first, count)
+    write_folders(folder)
     app(["run", "smoke", "--run-dir", str(folder / "runs" / "smoke"), "--quiet"], standalone_mode=False)
     for name in ("a", "b"):
         shutil.copytree(folder / "runs" / "smoke", folder / "runs" / name)

@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -185,8 +186,9 @@ class LocalGrid(Grid):
     def _dispatch(self) -> None:
         """Hand out what waits, to whoever is idle."""
 
+    @abstractmethod
     def _receive(self, timeout: float) -> None:
-        raise NotImplementedError
+        """Wait so long for replies, and keep those that come."""
 
 
 class InlineGrid(LocalGrid):

@@ -15,7 +15,7 @@ from . import svg
 from .arms import Arm, is_number, without_folders
 from .blocks import WORDS, Block, Figure, Figures, Folded, Rows, Section, Text, Tiles
 from .looks import Look, Map, are_pictures, look, mean_off_diagonal, plane, rad_of, shown_rows, thumbnail
-from .sections import UNTRAINED, legend, names_of
+from .phrases import UNTRAINED, legend, names_of
 
 NEIGHBOURS = 5
 QUERIES = 4

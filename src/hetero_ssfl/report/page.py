@@ -7,10 +7,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..errors import ConfigError
 from ..runs import write_atomically
-from . import sections
+from . import record, sections
 from .arms import read_arms
 from .gallery import gallery
 from .looks import Map
+from .phrases import metric_of
 
 
 def write_report(runs: Sequence[Path], output: Path, kind: Map = "pca") -> None:
@@ -23,12 +24,13 @@ def write_report(runs: Sequence[Path], output: Path, kind: Map = "pca") -> None:
 
 def render(runs: Sequence[Path], kind: Map = "pca") -> str:
     arms = read_arms(runs)
-    metric = sections.metric_of(arms)
+    metric = metric_of(arms)
     asked = gallery(arms, kind)
     likeness, spectrum, neighbours, maps = asked.sections
     templates = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=templates, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.get_template("page.html").render(
+        made_by="report",
         title=f"{arms[-1].result.config.name}: {', '.join(arm.label for arm in arms)}",
         summary=sections.summary(arms, metric),
         cards=sections.key_figures(arms, metric),
@@ -40,8 +42,8 @@ def render(runs: Sequence[Path], kind: Map = "pca") -> str:
             spectrum,
             neighbours,
             maps,
-            sections.costs(arms),
-            sections.faults(arms),
-            sections.repeat(arms),
+            record.costs(arms),
+            record.faults(arms),
+            record.repeat(arms),
         ],
     )

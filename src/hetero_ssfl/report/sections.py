@@ -1,21 +1,18 @@
-"""The sections of a page, each from the runs alone. Where a run lacks something, a section says so in a sentence."""
+"""The sections about what was learned. Where a run lacks something, a section says so in a sentence."""
 
 from collections.abc import Mapping, Sequence
-from statistics import mean, median
+from statistics import mean
 from typing import Any
-
-from markupsafe import Markup
 
 from . import svg
 from .arms import Arm, without_folders
-from .blocks import WORDS, Block, Code, Figure, Figures, Folded, Legend, Rows, Section, Text
+from .blocks import Block, Figure, Figures, Folded, Rows, Section
+from .phrases import METHODS, MOST_ROWS, UNTRAINED, bytes_of, legend, metric_words, names_of, probed_on, volume
 from .status import duration
 from .tables import Result, compare_rows, metric_names, spread
 
-MOST_ROWS = 100
 MOST_DRAWN = 30
 MOST_CURVES = 12
-UNTRAINED = "cu"
 FIGURES = {
     "loss_ssl": "loss on its own {things}",
     "loss_alignment": "alignment loss, 0 is agreement with all",
@@ -25,43 +22,6 @@ FIGURES = {
     "drift": "how far a client moved",
 }
 SERVER_FIGURES = {"consensus_effective_rank": "effective rank of the consensus"}
-METHODS = {
-    "hetero-ssfl": "learned together: each aligned its view of {rad} shared {things} (the RAD) with that of all",
-    "local": "learned alone",
-}
-
-
-def metric_of(arms: Sequence[Arm]) -> str | None:
-    """The accuracy the page is about: of the linear probe on all classes, where there is one."""
-    known = sorted({name for arm in arms for name in metric_names(arm.result)})
-    return "linear_all" if "linear_all" in known else next(iter(known), None)
-
-
-def metric_words(metric: str) -> str:
-    probe, _, over = metric.partition("_")
-    kind = {"linear": "linear probe", "knn": "nearest neighbours", "finetune": "fine-tuned"}.get(probe, probe)
-    over = {"all": "all classes", "own": "own classes"}.get(over, f"{over} of the labels" if "%" in over else over)
-    return f"{kind}, {over}" if over else kind
-
-
-def probed_on(arms: Sequence[Arm]) -> str:
-    return f"{'test' if all(arm.finished for arm in arms) else 'validation'} {arms[-1].things}"
-
-
-def names_of(arms: Sequence[Arm]) -> list[str]:
-    """One run is compared with its own beginning."""
-    return [arm.label for arm in arms] if len(arms) > 1 else ["trained"]
-
-
-def legend(arms: Sequence[Arm], untrained: bool = False) -> list[Block]:
-    """Nothing where there is nothing to tell apart."""
-    entries = [(arm.style, name) for arm, name in zip(arms, names_of(arms), strict=True)]
-    entries = [(UNTRAINED, "untrained"), *entries] if untrained else entries
-    return [Legend([(_swatch(style, label), label) for style, label in entries])] if len(entries) > 1 else []
-
-
-def _swatch(style: str, label: str) -> Markup:
-    return svg.tag("svg", svg.mark(style, 7, 7, label), viewBox="0 0 14 14", class_="swatch", aria_hidden="true")
 
 
 # --- the top of the page ---------------------------------------------------------------------------
@@ -129,7 +89,7 @@ def key_figures(arms: Sequence[Arm], metric: str | None) -> list[tuple[str, str,
         for arm, name in list(zip(arms, names_of(arms), strict=True))[-5:]:
             cards.append((arm.style, _percent(arm.result.scores(metric)), name))
     last = arms[-1]
-    up, down = (sum(_bytes(last, key).values()) for key in ("bytes_up", "bytes_down"))
+    up, down = (sum(bytes_of(last, key).values()) for key in ("bytes_up", "bytes_down"))
     cards.append(("", volume(up + down), "sent in all, both ways" + (f", {last.label}" if len(arms) > 1 else "")))
     seconds = sum(value for _, value in last.server_series("seconds"))
     return [*cards, ("", duration(seconds), "in rounds" + (f", {last.label}" if len(arms) > 1 else ""))]
@@ -327,157 +287,7 @@ def _curve(arms: Sequence[Arm], key: str, title: str) -> list[Figure]:
     return [Figure(title, drawing)] if drawing else []
 
 
-# --- costs and faults ------------------------------------------------------------------------------
-
-
-def costs(arms: Sequence[Arm]) -> Section:
-    figures = [figure for figure in (_traffic(arms), _seconds(arms)) if figure.drawing]
-    head = ["run", "up", "down", "up per client and round", "rounds", "time in rounds", "median round"]
-    blocks: list[Block] = [Rows("Sent, and how long it took", head, [_cost_row(arm) for arm in arms])]
-    if figures:
-        blocks = [*legend(arms), Figures(figures), *blocks]
-    last = arms[-1]
-    up, down = (_bytes(last, key) for key in ("bytes_up", "bytes_down"))
-    if any(up.values()) or any(down.values()):
-        table = [[c, volume(up.get(c, 0)), volume(down.get(c, 0))] for c in last.clients[:MOST_ROWS]]
-        more = f", the first {MOST_ROWS} of {len(last.clients)}" if len(last.clients) > MOST_ROWS else ""
-        blocks.append(Folded("Bytes of each client", [Rows(last.label + more, ["client", "up", "down"], table)]))
-    intro = "What is sent is counted as payload, without transport."
-    if all(arm.result.config.method in METHODS for arm in arms):
-        intro += f" Weights stay where they are, and so do {last.things} that are not in the RAD."
-    return Section("costs", "Bytes and time", intro, blocks)
-
-
-def _traffic(arms: Sequence[Arm]) -> Figure:
-    lines = []
-    for arm in arms:
-        for key, style, way in (("bytes_up", arm.style, "up"), ("bytes_down", f"{arm.style} dashed", "down")):
-            sums: dict[int, float] = {}
-            for points in arm.series(key).values():
-                for number, count in points:
-                    sums[number] = sums.get(number, 0.0) + count
-            if any(sums.values()):
-                named = [(r, b / 1e6, f"{arm.label}, round {r}, {way}: {volume(b)}") for r, b in sorted(sums.items())]
-                lines.append(svg.Line(style, named))
-    drawing = svg.line_chart(lines, "round", "Megabytes sent in each round by and to all clients")
-    return Figure("MB per round, all clients", drawing, "Solid: up to the server. Dashed: down to the clients.")
-
-
-def _seconds(arms: Sequence[Arm]) -> Figure:
-    lines = [
-        svg.Line(arm.style, [(r, s, f"{arm.label}, round {r}: {s:.1f} s") for r, s in arm.server_series("seconds")])
-        for arm in arms
-    ]
-    drawing = svg.line_chart(lines, "round", "Seconds that each round took")
-    return Figure("Seconds per round", drawing, "From broadcast to saved state, with the evaluation where one is due.")
-
-
-def _cost_row(arm: Arm) -> list[str]:
-    up, down = (sum(_bytes(arm, key).values()) for key in ("bytes_up", "bytes_down"))
-    replies = sum("bytes_up" in e for e in arm.of("client"))
-    trained = [seconds for number, seconds in arm.server_series("seconds") if number > 0]
-    return [
-        arm.label,
-        volume(up),
-        volume(down),
-        volume(up / replies) if replies else "-",
-        str(arm.rounds_done),
-        duration(sum(seconds for _, seconds in arm.server_series("seconds"))),
-        f"{median(trained):.1f} s" if trained else "-",
-    ]
-
-
-def faults(arms: Sequence[Arm]) -> Section:
-    title = "Faults and exclusions"
-    found = [(arm, fault) for arm in arms for fault in arm.faults()]
-    if not found:
-        return Section("faults", title, "None: every reply was used, nobody was away, nothing was warned of.")
-    rows = [[arm.label, str(number), who, what, without_folders(words)] for arm, (number, who, what, words) in found]
-    counts: dict[str, int] = {}
-    for _, (_, _, what, _) in found:
-        counts[what] = counts.get(what, 0) + 1
-    intro = "In all: " + ", ".join(f"{what} {number}" for what, number in counts.items()) + "."
-    if len(rows) > MOST_ROWS:
-        intro += f" The first {MOST_ROWS} of {len(rows)} are listed; events.jsonl has all."
-    head = ["run", "round", "who", "what", "why"]
-    return Section("faults", title, intro, [Rows("What happened, in order", head, rows[:MOST_ROWS], WORDS)])
-
-
-# --- how to repeat it ------------------------------------------------------------------------------
-
-
-def repeat(arms: Sequence[Arm]) -> Section:
-    blocks: list[Block] = []
-    differing = _differences(arms)
-    if differing:
-        blocks.append(Rows("Settings that differ", ["setting", *[arm.label for arm in arms]], differing, WORDS))
-    for arm in arms:
-        about = arm.folder.read_json("environment.json")
-        inner: list[Block] = [
-            Text("It was started with this command (absolute paths are cut to their last part):"),
-            Code(without_folders(str(about.get("command") or "not recorded"))),
-            Text(_again(arm)),
-            Code(without_folders(arm.result.config.to_toml())),
-            _versions(arm, about),
-        ]
-        blocks.append(Folded(f"{arm.label}: command, settings, versions, machine", inner))
-    intro = "Every random choice comes from the seed: the same settings and versions give the same bits."
-    return Section("repeat", "How to repeat it", intro, blocks)
-
-
-def _again(arm: Arm) -> str:
-    """What to do with its settings, which are all that a page can hold of a run whose clients brought the rest."""
-    if arm.given:
-        return (
-            "Its clients were handed over in Python. Call federate(...) again with the same clients and RAD; settings:"
-        )
-    if arm.result.facts.get("nodes"):
-        start = "hetero-ssfl run settings.toml --node NODE.toml, with --node for each participant"
-    elif arm.folder.simulated:
-        start = "hetero-ssfl run settings.toml"
-    else:
-        return "Its participants were on other machines. With them, save these settings as federation.toml:"
-    return f"Or save these settings as settings.toml and start: {start}"
-
-
-def _versions(arm: Arm, about: Mapping[str, Any]) -> Rows:
-    facts = {
-        "commit": about.get("commit") or "not from a checkout",
-        "Python": about.get("python"),
-        "machine": f"{about.get('platform')}, {about.get('cpus')} CPUs",
-        **(about.get("packages") or {}),
-        "RAD digest": arm.result.facts.get("rad_digest"),
-        "images skipped as unreadable": arm.result.facts.get("skipped_images", 0),
-    }
-    rows = [[str(key), str(value)] for key, value in facts.items() if value is not None]
-    return Rows("As written when the run began", ["what", "value"], rows, WORDS)
-
-
-def _differences(arms: Sequence[Arm]) -> list[list[str]]:
-    flat = [_flatten(arm.result.config.model_dump(mode="json")) for arm in arms]
-    keys = list(dict.fromkeys(key for settings in flat for key in settings))
-    return [
-        [key, *[without_folders(str(settings.get(key, "-"))) for settings in flat]]
-        for key in keys
-        if len({str(settings.get(key)) for settings in flat}) > 1
-    ]
-
-
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        found |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
-
-
 # --- small things ----------------------------------------------------------------------------------
-
-
-def volume(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} bytes"
 
 
 def _baseline(arms: Sequence[Arm]) -> Mapping[str, Mapping[str, float]]:
@@ -487,10 +297,6 @@ def _baseline(arms: Sequence[Arm]) -> Mapping[str, Mapping[str, float]]:
 
 def _column(scores: Mapping[str, Mapping[str, float]], metric: str) -> list[float]:
     return [values[metric] for values in scores.values() if metric in values]
-
-
-def _bytes(arm: Arm, key: str) -> dict[str, float]:
-    return {client: sum(count for _, count in points) for client, points in arm.series(key).items()}
 
 
 def _figure(value: float | None) -> str:

@@ -158,4 +158,6 @@ def _render(
         f"Among {among}: the {search.k} nearest to each query by cosine similarity of their features (1 is the same "
         "direction), nearest first, as the encoders see them."
     )
-    return environment.get_template("neighbours.html").render(title="Nearest images", intro=intro, queries=shown)
+    return environment.get_template("neighbours.html").render(
+        made_by="neighbours", title="Nearest images", intro=intro, queries=shown
+    )
