@@ -36,9 +36,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "paper": BASE | {"federation", "report", "progress", "runs"},
     "costs": CORE | {"federation"},
     "sweep": BASE | {"federation", "report", "progress"},
+    "terminal": {"config"},
+    "studies": {"errors", "terminal", "runs", "report", "demo", "paper", "costs", "sweep"},
     "cli": BASE
     | {"__init__", "data", "federation", "report", "progress", "runs"}
-    | {"demo", "doctor", "paper", "costs", "sweep", "deploy", "use"},
+    | {"doctor", "deploy", "use", "studies", "terminal"},
 }
 
 
