@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..plugins import GIVEN, find, load_module
+from .onednn import guard_convolutions
 from .resnet import STAGES, ResNet
 from .small import MobileNet, ViT
 
@@ -53,7 +54,9 @@ def build_encoder(spec: str, in_channels: int, side: int, example: Tensor | None
             f"encoder '{spec}' returned {type(encoder).__name__}, expected a torch.nn.Module. "
             "Name a class or a function that returns one."
         )
-    return encoder, output_width(encoder, spec, torch.zeros(2, in_channels, side, side) if example is None else example)
+    width = output_width(encoder, spec, torch.zeros(2, in_channels, side, side) if example is None else example)
+    guard_convolutions(encoder)  # after the dry run, which gives lazy layers their shape
+    return encoder, width
 
 
 def output_width(encoder: nn.Module, spec: str, example: Tensor) -> int:
