@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hetero_ssfl.cli import app, main
+from hetero_ssfl.doctor import diagnose
 
 TINY = [
     *("--set", "data.limit=260", "--set", "data.validation=60", "--set", "rad.size=32"),
@@ -134,6 +136,15 @@ def test_doctor_names_what_is_there_and_what_is_missing() -> None:
     by_name = {f["what"]: f for f in findings}
     assert by_name["torch"]["ok"]
     assert all("Remedy" in f["text"] for f in findings if f["what"] in ("ray", "timm", "onnx") and not f["ok"])
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX2 is an instruction set of x86 processors")
+def test_doctor_names_the_instruction_set_and_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    (found,) = [f for f in diagnose() if f.what == "instructions"]
+    assert found.ok
+    assert "AVX2" in found.text
+    assert "hetero-ssfl guards against it" in found.text
 
 
 def test_remedies_with_brackets_are_shown_whole() -> None:

@@ -4,6 +4,8 @@ import importlib
 import os
 import platform
 import shutil
+import signal
+import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,6 +18,23 @@ OPTIONAL = {
     "onnx": ("onnx", "export encoders to ONNX"),
 }
 
+CHECKED_MEMORY = {"MALLOC_CHECK_": "3", "LD_PRELOAD": "libc_malloc_debug.so.0", "OMP_NUM_THREADS": "1"}
+"""The environment of a process that glibc ends when it frees a block that was written past its end."""
+
+STRIDED_CONVOLUTIONS = """
+import torch
+from hetero_ssfl.models.onednn import guard_convolutions
+for channels in range(2, 8):
+    layer = torch.nn.Conv2d(channels, 8, 1, 2, bias=False).to(memory_format=torch.channels_last)
+    if {guarded}:
+        guard_convolutions(layer)
+    for _ in range(25):
+        x = torch.randn(24, channels, 8, 8).contiguous(memory_format=torch.channels_last)
+        y = layer(x)
+        y.backward(torch.randn_like(y))
+"""
+"""Ends the process where oneDNN has the fault of `models/onednn.py`."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -26,7 +45,7 @@ class Finding:
 
 
 def diagnose() -> list[Finding]:
-    return [_python(), *_required(), *_optional(), *_devices(), _data(), _disk()]
+    return [_python(), *_required(), *_optional(), *_devices(), _instructions(), _data(), _disk()]
 
 
 def _python() -> Finding:
@@ -69,6 +88,28 @@ def _devices() -> list[Finding]:
     else:
         findings.append(Finding("gpu", False, "none that this torch can use; training runs on the CPU"))
     return findings
+
+
+def _instructions() -> Finding:
+    """Ask oneDNN for its instruction set, and try whether memory survives it, without and with our guard."""
+    plain = try_convolutions(guarded=False)
+    lines = [line for line in plain.stdout.splitlines() if ",isa:" in line]
+    name = lines[0].partition(",isa:")[2] if lines else "not reported by oneDNN"
+    if plain.returncode >= 0:
+        return Finding("instructions", True, f"{name}: convolutions keep within their memory")
+    fault = f"{name}: oneDNN writes past the end of its memory in strided 1x1 convolutions of few channels"
+    if try_convolutions(guarded=True).returncode >= 0:
+        return Finding("instructions", True, f"{fault}; hetero-ssfl guards against it")
+    death = signal.Signals(-plain.returncode).name
+    remedy = "Remedy: set ONEDNN_MAX_CPU_ISA=AVX in the environment"
+    return Finding("instructions", False, f"{fault} ({death}), and the guard does not help. {remedy}")
+
+
+def try_convolutions(guarded: bool) -> "subprocess.CompletedProcess[str]":
+    """Train the layers in a child process that dies if memory is corrupted."""
+    environment = {**os.environ, **CHECKED_MEMORY, "ONEDNN_VERBOSE": "1"}
+    program = STRIDED_CONVOLUTIONS.format(guarded=guarded)
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
 
 
 def _data() -> Finding:

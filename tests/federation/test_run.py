@@ -222,8 +222,36 @@ def test_a_killed_worker_costs_one_reply_and_is_replaced(tmp_path: Path) -> None
     events = [e for e in folder.events() if e["event"] == "client"]
     assert killed
     assert sum("excluded" in e for e in events) == 1
-    assert "exit code -9" in next(e["excluded"] for e in events if "excluded" in e)
+    assert "killed (SIGKILL)" in next(e["excluded"] for e in events if "excluded" in e)
     assert [e["round"] for e in folder.events() if e["event"] == "round"] == [0, 1, 2]
+
+
+@pytest.fixture
+def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An encoder that ends its process when it is trained, as an error in native code does."""
+    (tmp_path / "dying.py").write_text(
+        "import os\nfrom torch import nn\n"
+        "class Dying(nn.Linear):\n"
+        "    def __init__(self, in_channels, side):\n"
+        "        super().__init__(in_channels * side * side, 8)\n"
+        "    def forward(self, x):\n"
+        "        return os.abort() if self.training else super().forward(x.flatten(1))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "dying:Dying"
+
+
+def test_a_client_whose_process_dies_is_named_with_its_encoder_and_the_signal(tmp_path: Path, dying: str) -> None:
+    folder = run(tmp_path / "run", f"clients.models=['resnet8(width=4)', '{dying}']", "rounds=1")
+    (event,) = [e for e in folder.events() if "excluded" in e]
+    assert event["client"] == "client-001"
+    assert "client-001 failed: its process died of SIGABRT. Try hetero-ssfl doctor" in event["excluded"]
+    assert f"encoder {dying}" in event["excluded"]
+
+
+def test_where_every_reply_is_needed_such_a_death_stops_the_run(tmp_path: Path, dying: str) -> None:
+    with pytest.raises(RunError, match=r"2 usable replies, expected at least 3.*client-001.*SIGABRT.*dying:Dying"):
+        run(tmp_path / "run", f"clients.models=['resnet8(width=4)', '{dying}']", "engine.min_replies=3")
 
 
 @pytest.mark.parametrize(

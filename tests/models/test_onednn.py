@@ -8,28 +8,14 @@ import sys
 
 import pytest
 import torch
-from survey.convolutions import CHECKED
 from torch import nn
 
+from hetero_ssfl.doctor import CHECKED_MEMORY, try_convolutions
 from hetero_ssfl.models import build_encoder
 from hetero_ssfl.models.onednn import guard_convolutions, is_faulty
 
 checked_memory = pytest.mark.skipif(
     platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc", reason="needs an x86 processor and glibc"
-)
-
-UNGUARDED = """
-import torch
-for channels in range(2, 8):
-    layer = torch.nn.Conv2d(channels, 8, 1, 2, bias=False).to(memory_format=torch.channels_last)
-    {guard}
-    for _ in range(25):
-        x = torch.randn(24, channels, 8, 8).contiguous(memory_format=torch.channels_last)
-        y = layer(x)
-        y.backward(torch.randn_like(y))
-"""
-GUARDED = UNGUARDED.format(guard="guard_convolutions(layer)").replace(
-    "import torch\n", "import torch; from hetero_ssfl.models.onednn import guard_convolutions\n"
 )
 
 EVERY_ENCODER = """
@@ -53,27 +39,28 @@ print("done")
 """
 
 
-def with_checked_memory(program: str) -> subprocess.CompletedProcess[str]:
-    """Run it where an overrun ends the process: malloc checks its blocks, oneDNN may use AVX2 and no more."""
-    environment = {**os.environ, **CHECKED, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+@pytest.fixture
+def avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What oneDNN may use in child processes, whatever this machine has."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 
 @checked_memory
-def test_without_the_guard_memory_is_corrupted():
+def test_without_the_guard_memory_is_corrupted(avx2):
     """When this fails for the oldest torch that we support, the guard may go."""
-    assert with_checked_memory(UNGUARDED.format(guard="")).returncode < 0
+    assert try_convolutions(guarded=False).returncode < 0
 
 
 @checked_memory
-def test_with_the_guard_it_is_not():
-    done = with_checked_memory(GUARDED)
+def test_with_the_guard_it_is_not(avx2):
+    done = try_convolutions(guarded=True)
     assert done.returncode == 0, done.stderr[-500:]
 
 
 @checked_memory
-def test_every_encoder_of_any_width_trains_without_corrupting_memory():
-    done = with_checked_memory(EVERY_ENCODER)
+def test_every_encoder_of_any_width_trains_without_corrupting_memory(avx2):
+    environment = {**os.environ, **CHECKED_MEMORY}
+    done = subprocess.run([sys.executable, "-c", EVERY_ENCODER], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-500:]
 
 

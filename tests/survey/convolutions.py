@@ -4,8 +4,8 @@
     python tests/survey/convolutions.py --quick      # a few hundred shapes, for a first look
 
 Each shape runs forward and the gradients of input and weights in a child process under glibc's malloc checking, which
-aborts when a block that is freed was written past its end. A child that dies is run again shape by shape and gradient by
-gradient, so that the list names exactly what corrupts memory. Linux with glibc 2.34 or newer.
+aborts when a block that is freed was written past its end. A child that dies is run again shape by shape and gradient
+by gradient, so that the list names exactly what corrupts memory. Linux with glibc 2.34 or newer.
 """
 
 import argparse
@@ -21,8 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-CHECKED = {"MALLOC_CHECK_": "3", "LD_PRELOAD": "libc_malloc_debug.so.0", "OMP_NUM_THREADS": "1"}
-"""The environment of a process that aborts when it frees a block that was written past its end."""
+from hetero_ssfl.doctor import CHECKED_MEMORY
 
 LAYERS: dict[str, type[nn.Module]] = {
     "conv": nn.Conv2d,
@@ -127,13 +126,22 @@ def survey(cases: list[Case], together: int = 200) -> Iterator[dict[str, object]
 
 
 def in_child(isa: str | None, arguments: list[str]) -> list[dict[str, object]]:
-    environment = {**os.environ, **CHECKED}
+    environment = {**os.environ, **CHECKED_MEMORY}
     environment.pop("ONEDNN_MAX_CPU_ISA", None)
     if isa:
         environment["ONEDNN_MAX_CPU_ISA"] = isa
     command = [sys.executable, __file__, "--child", *arguments]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def by_kind(found: list[dict[str, object]]) -> dict[str, set[object]]:
+    """The input channels of each kind of layer, whatever its output channels and image sizes."""
+    kinds: dict[str, set[object]] = {}
+    for case in found:
+        names = ("layer", "kernel", "stride", "groups", "padding", "layout", "dtype")
+        kinds.setdefault(", ".join(f"{name} {case[name]}" for name in names), set()).add(case["inputs"])
+    return kinds
 
 
 def main() -> None:
@@ -151,8 +159,8 @@ def main() -> None:
     for isa in wanted.isa or ["AVX2", None]:
         found = in_child(isa, ["--quick"] if wanted.quick else [])
         print(f"{isa or 'own instruction set'}: {len(found)} shapes corrupt memory")
-        for case in found:
-            print("  " + ", ".join(f"{key} {value}" for key, value in case.items()))
+        for kind, inputs in by_kind(found).items():
+            print(f"  {kind}: {', '.join(map(str, sorted(inputs)))} input channels")
 
 
 if __name__ == "__main__":

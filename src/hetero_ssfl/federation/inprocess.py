@@ -215,6 +215,19 @@ class InlineGrid(LocalGrid):
             self._replies[reply.metadata.reply_to_message_id] = reply
 
 
+def cause_of_death(exit_code: int | None) -> str:
+    """Name the signal that ended a worker process, and what the user can try."""
+    if exit_code is None or exit_code >= 0:
+        return f"its process ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    if name == "SIGKILL":
+        return "its process was killed (SIGKILL). If the system ran out of memory, lower engine.workers or optim.batch"
+    return (
+        f"its process died of {name}. Try hetero-ssfl doctor, engine.threads = 1, or older processor instructions: "
+        "ONEDNN_MAX_CPU_ISA=AVX in the environment"
+    )
+
+
 class InProcessGrid(LocalGrid):
     """Messages to simulated nodes, answered by worker processes. Use as a context manager.
 
@@ -320,7 +333,6 @@ class InProcessGrid(LocalGrid):
         worker.connection.close()
         worker.process.join()
         if worker.busy is not None:
-            code = worker.process.exitcode
-            error = Error(ErrorCode.CLIENT_APP_CRASHED, f"the worker process ended with exit code {code}")
+            error = Error(ErrorCode.CLIENT_APP_CRASHED, cause_of_death(worker.process.exitcode))
             self._replies[worker.busy.metadata.message_id] = Message(error, reply_to=worker.busy)
         self._workers[number] = self._start()

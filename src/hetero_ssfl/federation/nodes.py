@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from ..config import Config
@@ -137,6 +138,12 @@ class Nodes:
     def settings(self, number: int) -> dict[str, Scalar]:
         """What every instruction of a round says."""
         return {**asdict(self.header(number)), "config": self.config_toml}
+
+    def reason(self, name: ClientId, reply: Message) -> str:
+        """Why a client failed; for one whose process died also its encoder, which may be the cause."""
+        if reply.error.code == ErrorCode.CLIENT_APP_CRASHED and name in self.models:
+            return f"{error_text(reply)}, encoder {self.models[name]['encoder']}"
+        return error_text(reply)
 
     def exchange(
         self, kind: str, number: int, contents: Mapping[ClientId, RecordDict]

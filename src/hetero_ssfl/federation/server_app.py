@@ -22,7 +22,7 @@ from ..errors import ProtocolError, RunError
 from ..methods import ClientId, Method, ServerState, Update, method_for
 from ..runs import RunFolder, resume_command
 from ..seeding import rng_for
-from .nodes import Event, Listener, Nodes, error_text
+from .nodes import Event, Listener, Nodes
 from .records import Scalar, check_size, pack, read_figures, read_update
 from .saving import restore_state, save_state
 
@@ -112,7 +112,7 @@ class Server:
         if reply is None:
             raise ProtocolError(f"{name} did not answer within {self.config.engine.round_timeout:g} s.")
         if reply.has_error():
-            raise ProtocolError(f"{name} failed: {error_text(reply)}.")
+            raise ProtocolError(f"{name} failed: {self.nodes.reason(name, reply)}.")
         size = check_size(reply, self.config.engine.message_mb, name)
         try:
             update = read_update(reply.content, self.nodes.header(number), name)
@@ -142,7 +142,7 @@ class Server:
         if reply is None:
             raise ProtocolError("no answer in time.")
         if reply.has_error():
-            raise ProtocolError(f"{error_text(reply)}.")
+            raise ProtocolError(f"{self.nodes.reason(name, reply)}.")
         return read_figures(reply.content, self.nodes.header(number), name)
 
     def evaluate_shared(self, number: int, weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
