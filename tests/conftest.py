@@ -25,6 +25,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """End the run at once when one of its processes dies; the test that it was running has just been reported."""
+    if report.when == "???":  # pytest-xdist's mark of a test that ended its process
+        pytest.exit(f"a test process died: {report.longrepr}", returncode=1)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests neither read nor fill the user's caches (ours and that of `datasets`), nor the record of trusted code."""
