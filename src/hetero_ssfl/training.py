@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +10,7 @@ from torch import Generator, Tensor
 
 from .config import Config
 from .consensus import effective_rank
-from .data import random_view, to_input
+from .data import random_view, take, to_input
 from .models import Learner
 from .objectives import feature_spread, siamese_loss
 from .seeding import global_seed, rng_for
@@ -21,7 +22,9 @@ Objective = Callable[["Client", Tensor, Tensor | None, Generator], tuple[Tensor,
 """The local loss of a batch of images (and labels, where there are any), and features to watch for collapse."""
 
 Progress = Callable[[float, float], None]
-"""Called after each step with the share of the round done and the loss."""
+"""Called with the share of the round done and the loss: after each step on a CPU, after some on an accelerator."""
+
+STEPS_BETWEEN_READS = 50  # on an accelerator, where reading the loss waits for all work that is queued
 
 
 @dataclass
@@ -64,6 +67,7 @@ def train(
     pixels = torch.cat([client.pixels, client.rad]) if config.rad.in_ssl else client.pixels
     batch = min(config.optim.batch, len(pixels))
     steps = len(pixels) // batch
+    device, on_cpu = client.device, client.device.type == "cpu"
     optimiser = torch.optim.SGD(
         learner.trainable(),
         lr=config.optim.lr,
@@ -71,7 +75,8 @@ def train(
         weight_decay=config.optim.weight_decay,
         foreach=True,
     )
-    sums, rank = torch.zeros(3), 0.0
+    scaler = torch.amp.GradScaler(device.type, enabled=config.engine.precision == "float16")
+    no_term, sums = torch.zeros((), device=device), torch.zeros(3, device=device)
     learner.train()
     for epoch in range(config.local_epochs):
         # Local data and regulariser draw from separate streams, so that mu = 0 is exactly local training.
@@ -83,28 +88,39 @@ def train(
                 done = (epoch + step / steps) / config.local_epochs
                 optimiser.param_groups[0]["lr"] = learning_rate(config, round_number - 1 + done)
                 rows = order[step * batch : (step + 1) * batch]
-                labels = None if client.labels is None else client.labels[rows].to(client.device)
-                loss, projection = objective(client, pixels[rows].to(client.device), labels, rng)
-                term = torch.zeros(()) if regulariser is None else regulariser(learner, rng_regulariser, step)
+                labels = None if client.labels is None else take(client.labels, rows, device)
+                with mixed_precision(config, device):
+                    loss, projection = objective(client, take(pixels, rows, device), labels, rng)
+                    term = no_term if regulariser is None else regulariser(learner, rng_regulariser, step)
                 optimiser.zero_grad(set_to_none=True)
-                (loss + term.to(loss.device)).backward()
+                scaler.scale(loss + term).backward()
                 if config.optim.clip_norm:
+                    scaler.unscale_(optimiser)
                     torch.nn.utils.clip_grad_norm_(learner.trainable(), config.optim.clip_norm)
-                optimiser.step()
+                scaler.step(optimiser)
+                scaler.update()
                 learner.move_target()
-                values = torch.stack([loss.detach().cpu(), term.detach().cpu(), feature_spread(projection).cpu()])
+                values = torch.stack([loss.detach(), term.detach(), feature_spread(projection)])
                 sums += values
-                rank = effective_rank(projection.detach()) if step == steps - 1 else 0.0
-                client.progress(done, float(values[0] + values[1]))
+                if on_cpu or step % STEPS_BETWEEN_READS == 0:
+                    client.progress(done, float(values[0] + values[1]))
     optimiser.zero_grad(set_to_none=True)  # a client that waits for its next round needs no gradients
-    ssl, term_mean, spread = (sums / (steps * config.local_epochs)).tolist()
+    ssl, term_mean, spread = (sums / (steps * config.local_epochs)).cpu().tolist()
     if not math.isfinite(ssl + term_mean):
         raise FloatingPointError(
             f"the loss of {client.name} is {ssl + term_mean} in round {round_number}; "
             "lower optim.lr or set optim.clip_norm"
         )
     client.round = round_number
+    rank = effective_rank(projection.detach().cpu())
     return {"loss_ssl": ssl, "loss_alignment": term_mean, "spread": spread, "batch_rank": rank}
+
+
+def mixed_precision(config: Config, device: torch.device) -> AbstractContextManager[object]:
+    """Let torch choose half precision where it is safe, if the config asks for it; sums and norms stay float32."""
+    if config.engine.precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, config.engine.precision))
 
 
 def learning_rate(config: Config, rounds_done: float) -> float:

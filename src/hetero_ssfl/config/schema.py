@@ -19,6 +19,7 @@ from pydantic import (
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Layer = Literal["encoder", "projector", "predictor"]
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def named_code(*known: str) -> AfterValidator:
@@ -79,6 +80,8 @@ class ModelConfig(Section):
     """(hidden, output) widths; by default those of `[ssl]`."""
     predictor: PositiveInt | None = None
     """Hidden width; by default that of `[ssl]`."""
+    gpu_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of the GPU's memory, for a client at work with this model; by default an equal part for each worker process."""
 
 
 def as_model(value: Any) -> Any:
@@ -240,16 +243,19 @@ class EngineConfig(Section):
     kind: Literal["in-process", "simulation"] = "in-process"
     """Worker processes of this machine, or Flower's Simulation Engine (Ray; `pip install hetero-ssfl[simulation]`)."""
     workers: NonNegativeInt = 0
-    """Worker processes; 0 for one per core."""
+    """Worker processes; 0 for one per core, or a single one on an accelerator."""
     threads: PositiveInt = 1
     """Torch threads per worker. Other values change the last bits of the results."""
     device: str = "cpu"
+    precision: Precision = "float32"
+    """Of training: float32, or mixed precision with torch's autocast (float16 with a gradient scaler)."""
     cpus_per_client: PositiveFloat = 1.0
     """Simulation Engine: cores that a client at work holds."""
     gpus_per_client: NonNegativeFloat = 0.0
     """Simulation Engine: share of a GPU that a client at work holds."""
     memory_mb: PositiveInt = 4096
-    """Budget for client models kept in each worker's memory; idle ones beyond it wait on disk."""
+    """Budget for clients (networks, images) kept in each worker's memory, on the accelerator if there is one. Idle
+    clients beyond it wait on disk; images that do not fit on the accelerator are copied batch by batch."""
     round_timeout: PositiveFloat = 3600.0 * 12
     """Seconds after which a round goes on without the replies that are still missing."""
     min_replies: PositiveInt = 1
@@ -322,6 +328,7 @@ class Config(Section):
             encoder=model.encoder,
             projector=model.projector or self.ssl.projector,
             predictor=model.predictor or self.ssl.predictor,
+            gpu_fraction=model.gpu_fraction,
         )
 
     def to_toml(self) -> str:

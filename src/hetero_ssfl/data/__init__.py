@@ -1,6 +1,7 @@
 """Images, who holds which, and the views that train on them."""
 
 from .apart import without_trained
+from .batches import take
 from .given import Data, agree_on_classes, joined, read_given, read_rad, read_with_test
 from .images import Images, digest, load_images
 from .partition import assign_classes, partition
@@ -29,6 +30,7 @@ __all__ = [
     "read_with_test",
     "same_source",
     "split_training_images",
+    "take",
     "to_input",
     "without_trained",
 ]

@@ -8,6 +8,7 @@ after each change, and hue turns the YIQ plane instead of HSV's hexagon.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,12 @@ YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.5
 FROM_YIQ = torch.linalg.inv(YIQ)
 
 
+@lru_cache(maxsize=8)
+def _colour_constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """GREY, YIQ and FROM_YIQ, copied to a device once."""
+    return GREY.to(device), YIQ.to(device), FROM_YIQ.to(device)
+
+
 @dataclass(frozen=True)
 class _Draw:
     """One random number per image: drawn on the CPU, so that every device gives the same views."""
@@ -33,10 +40,10 @@ class _Draw:
     device: torch.device
 
     def uniform(self, low: float, high: float) -> Tensor:
-        return (torch.rand(self.n, generator=self.rng) * (high - low) + low).to(self.device)
+        return (torch.rand(self.n, generator=self.rng) * (high - low) + low).to(self.device, non_blocking=True)
 
     def chosen(self, probability: float) -> Tensor:
-        return (torch.rand(self.n, generator=self.rng) < probability).to(self.device)
+        return (torch.rand(self.n, generator=self.rng) < probability).to(self.device, non_blocking=True)
 
 
 def to_input(data: Tensor) -> Tensor:
@@ -122,7 +129,7 @@ def _recolour(view: Tensor, config: ViewsConfig, draw: _Draw) -> Tensor:
     if view.shape[1] == 1:
         mean = flat.mean(2, keepdim=True)
         return ((flat - mean) * contrast + mean).mul_(bright).clamp_(0, 1).view_as(view)
-    weights = GREY.to(view.device)
+    weights, *_ = _colour_constants(view.device)
     grey, identity = weights.expand(3, 3), torch.eye(3, device=view.device)
     matrix = bright * (saturation * identity + (1 - saturation) * grey)
     matrix = torch.where(to_grey, grey @ matrix, _hue_turn(turn) @ matrix)
@@ -134,7 +141,8 @@ def _recolour(view: Tensor, config: ViewsConfig, draw: _Draw) -> Tensor:
 def _hue_turn(angle: Tensor) -> Tensor:
     cos, sin, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
     turn = torch.stack([one, zero, zero, zero, cos, -sin, zero, sin, cos], 1).view(-1, 3, 3)
-    return FROM_YIQ.to(angle.device) @ turn @ YIQ.to(angle.device)
+    _, yiq, from_yiq = _colour_constants(angle.device)
+    return from_yiq @ turn @ yiq
 
 
 def _blur(view: Tensor, draw: _Draw) -> Tensor:

@@ -12,6 +12,6 @@ def extract_features(encoder: nn.Module, pixels: Tensor, batch: int = 512) -> Te
     was_training = encoder.training
     encoder.eval()
     device = next(encoder.parameters()).device
-    parts = [encoder(to_input(rows.to(device))).float().cpu() for rows in pixels.split(batch)]
+    parts = [encoder(to_input(rows.to(device, non_blocking=True))).float() for rows in pixels.split(batch)]
     encoder.train(was_training)
-    return torch.cat(parts)
+    return torch.cat(parts).cpu()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..config import EvaluationConfig
 from ..data import Images, to_input
 from ..seeding import global_seed, rng_for
+from .features import extract_features
 
 
 def finetune(encoder: nn.Module, train: Images, test: Images, config: EvaluationConfig, seed: int) -> float:
@@ -18,8 +19,7 @@ def finetune(encoder: nn.Module, train: Images, test: Images, config: Evaluation
     classes, targets = train.labels.unique(return_inverse=True)
     device = next(encoder.parameters()).device
     tuned = copy.deepcopy(encoder).train()
-    with torch.no_grad():
-        width = encoder(to_input(train.pixels[:2]).to(device)).shape[1]
+    width = extract_features(encoder, train.pixels[:2]).shape[1]
     with global_seed(seed, "finetune"):
         model = nn.Sequential(tuned, nn.Linear(width, len(classes))).to(device)
         optimiser = torch.optim.Adam(model.parameters(), lr=config.finetune_lr)

@@ -141,7 +141,7 @@ def train(message: Message, context: Context) -> Message:
         method = method_for(participant.config)
         method.check_broadcast(client, down)
         try:
-            update = method.local_update(client, down)
+            update = method.local_update(client, down.to(client.device))
         except BaseException:
             clients.drop(participant)
             raise

@@ -82,7 +82,11 @@ def resume(folder: RunFolder, listen: Listener) -> RunFolder:
 
 def open_grid(folder: RunFolder, config: Config, on_progress: ProgressListener) -> InProcessGrid | InlineGrid:
     """Worker processes; for objects of this process, forks of it, or itself where a fork is not safe."""
-    nodes, workers, threads = node_configs(folder), config.engine.workers or os.cpu_count() or 1, config.engine.threads
+    nodes, threads = node_configs(folder), config.engine.threads
+    workers = config.engine.workers or (os.cpu_count() or 1 if config.engine.device == "cpu" else 1)
+    if config.engine.device != "cpu":
+        for k, node in enumerate(nodes):
+            node["gpu-fraction"] = gpu_fraction(config, k, workers)
     given = "given" in nodes[0]
     if given:
         site_of(nodes[0]["run-dir"])
@@ -91,6 +95,11 @@ def open_grid(folder: RunFolder, config: Config, on_progress: ProgressListener) 
         if not safe or torch.cuda.is_initialized():
             return InlineGrid(nodes, on_progress)
     return InProcessGrid(nodes, workers, threads, on_progress, fork=given)
+
+
+def gpu_fraction(config: Config, client: int, workers: int) -> float:
+    """How much of the GPU's memory a client may use while it is at work."""
+    return config.model_of(client).gpu_fraction or 1 / workers
 
 
 def node_configs(folder: RunFolder) -> list[dict[str, Any]]:

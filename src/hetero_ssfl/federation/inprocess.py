@@ -80,6 +80,7 @@ def work(connection: Connection, threads: int, environment: dict[str, str], inhe
             message = decode(connection.recv_bytes())
         except EOFError:
             return
+        limit_gpu_memory(node_config.get("gpu-fraction"))
         connection.send_bytes(b"R" + encode(answer(message, node_config)))
 
 
@@ -101,6 +102,14 @@ def keep_freed_memory(most: int = 2**28) -> None:
     library = ctypes.CDLL(None)
     for setting in (-1, -3) if hasattr(library, "mallopt") else ():  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of glibc
         library.mallopt(setting, most)
+
+
+def limit_gpu_memory(fraction: float | None) -> None:
+    """Fail with an out-of-memory error of this client's own instead of one of its neighbours on the same GPU."""
+    import torch
+
+    if fraction and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(fraction)
 
 
 def _die_with(parent_sentinel: int) -> None:
@@ -286,8 +295,8 @@ class InProcessGrid(LocalGrid):
 
     def _dispatch(self) -> None:
         for number, worker in enumerate(self._workers):
-            if worker.busy is None and self._pending:
-                message = self._next_for(number)
+            message = self._next_for(number) if worker.busy is None else None
+            if message is not None:
                 self._pending.remove(message)
                 node = self._nodes[message.metadata.dst_node_id]
                 node.home, worker.busy, worker.since = number, message, time.monotonic()
@@ -297,14 +306,20 @@ class InProcessGrid(LocalGrid):
                 except OSError:
                     self._replace(number)
 
-    def _next_for(self, worker: int) -> Message:
-        """The longest job among this worker's own clients; failing that, the longest of all."""
+    def _next_for(self, worker: int) -> Message | None:
+        """The longest job among this worker's own clients; failing that, the longest of all. Clients whose parts of
+        the GPU would not fit beside those at work have to wait."""
 
         def node(message: Message) -> _Node:
             return self._nodes[message.metadata.dst_node_id]
 
-        own = [m for m in self._pending if node(m).home == worker]
-        return max(own or self._pending, key=lambda m: node(m).seconds)
+        def fraction(message: Message) -> float:
+            return float(node(message).settings.get("gpu-fraction", 0.0))
+
+        taken = sum(fraction(other.busy) for other in self._workers if other.busy is not None)
+        fitting = [m for m in self._pending if taken + fraction(m) <= 1 + 1e-9]  # 10 x 0.1 is more than 1 in floats
+        own = [m for m in fitting if node(m).home == worker]
+        return max(own or fitting, key=lambda m: node(m).seconds, default=None)
 
     def _receive(self, timeout: float) -> None:
         connections = [worker.connection for worker in self._workers]

@@ -22,7 +22,7 @@ import torch
 from pydantic import BeforeValidator, Field, PositiveInt
 from torch import Tensor
 
-from ..config import Config, DataConfig, ModelConfig, Section, as_model, parse_config, validate
+from ..config import Config, DataConfig, ModelConfig, Precision, Section, as_model, parse_config, validate
 from ..data import Images, digest, load_images, split_training_images
 from ..errors import ConfigError, ProtocolError
 from ..methods import METHODS, method_class
@@ -58,6 +58,7 @@ class NodeSettings(Section):
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     encoder: Annotated[ModelConfig, BeforeValidator(as_model)]
     device: str = "cpu"
+    precision: Precision = "float32"
     home: Path = Path("state")
     data: DataConfig = DataConfig(validation=0)
     limits: LimitsConfig = LimitsConfig()
@@ -124,7 +125,7 @@ def open_node(path: Path, config_toml: str, federation: str, rad: Tensor) -> Par
             "clients": asked.clients.model_copy(update={"count": 1, "models": (model,)}),
             "partition": asked.partition.model_copy(update={"kind": "iid"}),
             "rad": asked.rad.model_copy(update={"source": "sent by the server"}),
-            "engine": asked.engine.model_copy(update={"device": node.device}),
+            "engine": asked.engine.model_copy(update={"device": node.device, "precision": node.precision}),
         }
     )
     place = node.home / "federations" / federation

@@ -15,6 +15,7 @@ from ..methods import ClientId, ServerState
 from ..runs import RunFolder, load_tensors, resume_command
 from .records import NAME, Header, Scalar, check_header, check_size, header_of, pack, settings_of, with_rad
 
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between two questions for replies, if asking costs work
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
 
@@ -178,10 +179,14 @@ class Nodes:
         """Replies by node, keyed through the id of the message each answers (a reply's own sender can be wrong)."""
         waiting = dict(zip(self.grid.push_messages(messages.values()), messages, strict=True))
         replies: dict[int, Message] = {}
-        in_time = True
+        in_time, pause = True, SHORTEST_PAUSE
         while waiting and in_time:
             in_time = time.monotonic() < deadline  # looked at before the replies: what has come by then counts
-            for reply in self.grid.pull_messages(list(waiting)):
+            arrived = list(self.grid.pull_messages(list(waiting)))
+            if not arrived and not hasattr(self.grid, "cancel"):  # our own grids wait for replies themselves
+                time.sleep(pause)
+            pause = SHORTEST_PAUSE if arrived else min(pause * 1.5, LONGEST_PAUSE)
+            for reply in arrived:
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
                     replies[node] = reply

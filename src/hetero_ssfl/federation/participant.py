@@ -1,7 +1,7 @@
 """One participant as its ClientApp sees it: its images, its model, its own disk. The same on every engine."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -116,7 +116,7 @@ class ClientCache:
 
     def get(self, participant: Participant, limit: int) -> Client:
         """The client as it was after its newest round that is not after `limit`."""
-        key = participant.states.path
+        key, budget = participant.states.path, participant.config.engine.memory_mb * 2**20
         newest = participant.states.newest(limit)
         kept = self._kept.pop(key, None)
         if kept is None or kept.client.round != newest or kept.client.config != participant.config:
@@ -124,9 +124,9 @@ class ClientCache:
             learner = participant.learner(newest, self._spare.pop(participant.kind, None))
             pixels = participant.images.pixels
             client = Client(participant.name, participant.config, learner, pixels, participant.rad, labels, newest)
-            kept = Kept(client, participant.kind, _bytes_of(client))
+            kept = Kept(client, participant.kind, move_images(client, budget))
         self._kept[key] = kept
-        self._shrink(participant.config.engine.memory_mb * 2**20)
+        self._shrink(budget)
         return kept.client
 
     def clear(self) -> None:
@@ -144,8 +144,18 @@ class ClientCache:
                 self._spare[oldest.kind] = oldest.client.learner
 
 
-def _bytes_of(client: Client) -> int:
-    tensors = [client.pixels, *client.learner.state_dict().values()]
+def move_images(client: Client, budget: int) -> int:
+    """Keep images and RAD on the client's accelerator if they fit beside its networks; return the bytes it occupies."""
+    networks, pixels, rad = map(_bytes_of, (client.learner.state_dict().values(), [client.pixels], [client.rad]))
+    if client.device.type == "cpu":
+        return networks + pixels  # the RAD is one tensor for all clients of this process
+    if networks + pixels + rad > budget:
+        return networks
+    client.pixels, client.rad = client.pixels.to(client.device), client.rad.to(client.device)
+    return networks + pixels + rad
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 

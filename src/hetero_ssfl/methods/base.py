@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from ..config import Config
@@ -23,10 +24,13 @@ ClientId = str
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Server to client, for one round."""
+    """Server to client, for one round. A client gets the arrays on the device of its networks."""
 
     round: int
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> "Broadcast":
+        return Broadcast(self.round, {name: array.to(device) for name, array in self.arrays.items()})
 
 
 @dataclass(frozen=True)

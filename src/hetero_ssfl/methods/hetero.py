@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from ..config import Config
 from ..consensus import effective_rank, kernel_factor
-from ..data import random_view, to_input
+from ..data import random_view, take, to_input
 from ..errors import ProtocolError
 from ..models import Learner
 from ..objectives import alignment_distance
@@ -103,13 +103,13 @@ class Alignment:
     def __call__(self, learner: Learner, rng: Generator, step: int) -> Tensor:
         alignment = self.config.alignment
         if alignment.when == "epoch" and step > 0:
-            return torch.zeros(())
+            return torch.zeros((), device=self.consensus.device)
         rows = torch.randperm(len(self.rad), generator=rng)[: self.batch]
-        pixels = self.rad[rows].to(self.consensus.device)
+        pixels = take(self.rad, rows, self.consensus.device)
         images = random_view(pixels, self.config.views, rng) if alignment.augment_rad else to_input(pixels)
         live = learner.represent(images, alignment.layer)
         all_rows, representations = self._with_memory(rows, live)
-        return self.mu * alignment_distance(representations, self.consensus[all_rows], alignment)
+        return self.mu * alignment_distance(representations, take(self.consensus, all_rows, live.device), alignment)
 
     def _with_memory(self, rows: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
         """This step's rows followed by remembered ones that it does not hold, newest first."""
@@ -128,7 +128,8 @@ class Alignment:
         self.memory.append((rows, live.detach()))
         while sum(len(r) for r, _ in self.memory) - len(self.memory[0][0]) >= size:
             self.memory.popleft()
-        return torch.cat([rows, old_rows[unique]]), torch.cat([live, old[unique].to(live.dtype)])
+        kept = torch.tensor(unique, dtype=torch.long)
+        return torch.cat([rows, old_rows[kept]]), torch.cat([live, take(old, kept, live.device).to(live.dtype)])
 
 
 def mu_at(config: Config, round_number: int) -> float:

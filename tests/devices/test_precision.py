@@ -1,0 +1,39 @@
+"""Mixed precision, on the CPU: the same losses but for rounding, and networks that stay in single precision."""
+
+import pytest
+import torch
+
+from hetero_ssfl.config import Config, ModelConfig, load_config
+from hetero_ssfl.models import build_learner
+from hetero_ssfl.seeding import rng_for
+from hetero_ssfl.training import Client, train
+
+MODEL = ModelConfig(encoder="resnet8(width=8)")
+
+
+def make_client(config: Config) -> Client:
+    learner = build_learner(MODEL, config.ssl, 3, 16, 0)
+    pixels = torch.randint(0, 256, (64, 3, 16, 16), dtype=torch.uint8, generator=rng_for(0, "images"))
+    return Client("client-000", config, learner, pixels, pixels[:8])
+
+
+def losses(precision: str, *more: str) -> list[float]:
+    """Of some local epochs, one by one."""
+    config = load_config("smoke", [f"engine.precision={precision}", "optim.batch=16", "local_epochs=1", *more])
+    client = make_client(config)
+    found = [train(client, number)["loss_ssl"] for number in (1, 2, 3)]
+    assert {p.dtype for p in client.learner.parameters()} == {torch.float32}
+    return found
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("more", [[], ["optim.clip_norm=0.5"]], ids=["plain", "clipped"])
+def test_half_precision_gives_nearly_the_same_losses(precision: str, more: list[str]) -> None:
+    single, half = losses("float32", *more), losses(precision, *more)
+    assert half == pytest.approx(single, rel=0.03)
+    assert half != single  # it was really used
+
+
+def test_gradients_of_float16_are_scaled_and_clipped_at_their_true_size() -> None:
+    """With a limit that no step reaches, clipping must change nothing: it sees unscaled gradients."""
+    assert losses("float16", "optim.clip_norm=1e6") == pytest.approx(losses("float16"), rel=1e-6)
