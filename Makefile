@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 demo: $(VENV)/.demo-ready  ## five unlike encoders learn together on embedded data (about 3 minutes)
 	$(BIN)/hetero-ssfl demo
 
-test: check browser  ## format, lint, types, import arrows, tests
+test: check  ## format, lint, types, import arrows, tests
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev-ready
@@ -16,12 +16,11 @@ check: $(VENV)/.dev-ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# For the tests that look at the report page; without a browser they are skipped.
-browser:
+browser:  ## installs Chromium (Debian, as root) for the tests that look at the report page; without one they are skipped
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
-	{ [ "$$(id -u)" = 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
+	{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
 	  --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 || \
-	echo "no Chromium, and it cannot be installed here: the tests that look at the report page will be skipped"
+	echo "Chromium cannot be installed here: the tests that look at the report page will be skipped"
 
 BENCHMARKS := overhead training views consensus bytes server probe startup engines scale
 
@@ -31,19 +30,24 @@ bench: $(VENV)/.bench-ready  ## each prints ratios against baselines measured in
 
 install: $(VENV)/.dev-ready
 
-# torch first and by itself: its version decides whether gigabytes of CUDA packages are pulled in.
+# Modules are compiled afterwards on all cores: pip does it on one, which takes a minute longer.
+PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null
+
 $(VENV)/.demo-ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) -e .
+	-$(COMPILE)
 	touch $@
 
-$(VENV)/.dev-ready: $(VENV)/.demo-ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $@
+$(VENV)/.dev-ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e ".[dev]"
+	-$(COMPILE)
+	touch $@ $(VENV)/.demo-ready
 
 $(VENV)/.bench-ready: $(VENV)/.demo-ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(PIP) -e ".[bench]"
 	touch $@
 
 clean:

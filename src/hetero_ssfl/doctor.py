@@ -50,7 +50,7 @@ def diagnose() -> list[Finding]:
 
 def _python() -> Finding:
     return Finding(
-        "python", sys.version_info >= (3, 10), f"{platform.python_version()} (3.10 or newer is needed)", True
+        "python", sys.version_info >= (3, 11), f"{platform.python_version()} (3.11 or newer is needed)", True
     )
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from nodes import ENCODERS
 from rehearse import deployed, to_the_end
 
 from hetero_ssfl.deploy.local import Rehearsal
@@ -63,7 +64,7 @@ def cut() -> None:
 def main(root: Path, with_cut: bool) -> None:
     patience = ["engine.round_timeout=90", "engine.join_timeout=90"]
     rounds = 5 if with_cut else 4
-    it = deployed(root, f"rounds={rounds}", *patience, "evaluation.untrained=false")
+    it = deployed(root, f"rounds={rounds}", *patience, "evaluation.untrained=false", encoders=ENCODERS[:2])
     with Rehearsal(it) as rehearsal:
 
         def kill(name: str) -> Callable[[], None]:

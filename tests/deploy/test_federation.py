@@ -14,11 +14,12 @@ from hetero_ssfl.federation import start
 
 
 def test_three_supernodes_with_tls_and_keys_give_the_same_numbers_as_in_process(tmp_path: Path) -> None:
-    it = deployed(tmp_path)
+    fewer_messages = "evaluation.untrained=false"
+    it = deployed(tmp_path, fewer_messages)
     with Rehearsal(it) as rehearsal:
         there = to_the_end(rehearsal)
     federation, paths = write_federation(tmp_path / "here")
-    config = load_config(str(federation), [f"rad.source='{tmp_path / 'source' / 'rad'}'"])
+    config = load_config(str(federation), [f"rad.source='{tmp_path / 'source' / 'rad'}'", fewer_messages])
     here = start(config, tmp_path / "run", lambda _: None, paths)
     assert there.read_json("results.json") == here.read_json("results.json")
     states = [server_tensors(folder.path) for folder in (here, there)]
@@ -30,9 +31,9 @@ def test_three_supernodes_with_tls_and_keys_give_the_same_numbers_as_in_process(
 
 
 def test_a_message_of_100_mb_goes_through_both_ways(tmp_path: Path) -> None:
-    """Averaging the weights of a wide ResNet-18, 25 million in single precision; the repository itself is the app."""
+    """Averaging the weights of a wide transformer, 25 million in single precision; the repository itself is the app."""
     few = ["method=fedbyol", "rounds=1", "evaluation.untrained=false", "evaluation.probes=[]"]
-    it = deployed(tmp_path, *few, encoders=("resnet18(width=96)",), images=8)
+    it = deployed(tmp_path, *few, encoders=("vit(width=1800, depth=1, heads=2)",), images=8)
     settings = it.node("node-0") / "node.toml"
     settings.write_text(settings.read_text() + "[limits]\nweights_may_leave = true\n")
     shutil.rmtree(it.server / "app")

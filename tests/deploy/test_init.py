@@ -3,7 +3,7 @@
 import ipaddress
 import stat
 import subprocess
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -48,7 +48,7 @@ def accepts(certificate: bytes, authority: bytes, host: str, when: datetime | No
     except ValueError:
         name = x509.DNSName(host)
     builder = PolicyBuilder().store(Store([x509.load_pem_x509_certificate(authority)]))
-    verifier = builder.time(when or datetime.now(timezone.utc)).build_server_verifier(name)
+    verifier = builder.time(when or datetime.now(UTC)).build_server_verifier(name)
     try:
         verifier.verify(x509.load_pem_x509_certificate(certificate), [])
     except VerificationError:
@@ -71,7 +71,7 @@ def test_the_server_is_known_by_its_ca_and_its_names_only(made: Deployment) -> N
     assert accepts(certificate, authority, "127.0.0.1")
     assert not accepts(certificate, authority, "other.example.org")
     assert not accepts(certificate, pki.new_authority().certificate_pem(), "fl.example.org")
-    in_years = datetime.now(timezone.utc) + timedelta(days=830)
+    in_years = datetime.now(UTC) + timedelta(days=830)
     assert not accepts(certificate, authority, "fl.example.org", in_years)
 
 
@@ -171,7 +171,7 @@ def test_a_renewed_certificate_is_one_the_nodes_already_trust(tmp_path: Path) ->
     authority, old = (it.node("node-1") / "ca.crt").read_bytes(), (it.server / "server.crt").read_bytes()
     renew_certificate(it, 100)
     new = pki.load((it.server / "server.crt").read_bytes(), (it.server / "server.key").read_bytes())
-    in_a_month = datetime.now(timezone.utc) + timedelta(days=30)
+    in_a_month = datetime.now(UTC) + timedelta(days=30)
     assert not accepts(old, authority, it.host, in_a_month)
     assert accepts(new.certificate_pem(), authority, it.host, in_a_month)
     assert stat.S_IMODE((it.server / "server.key").stat().st_mode) == 0o600

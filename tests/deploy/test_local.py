@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def test_a_taken_port_is_named(meeting: Rehearsal, tmp_path: Path) -> None:
 def test_a_server_with_an_expired_certificate_gets_no_nodes(tmp_path: Path) -> None:
     it = deployment(tmp_path / "fl", "node-1")
     authority = pki.load((it.folder / "ca/ca.crt").read_bytes(), (it.folder / "ca/ca.key").read_bytes())
-    old = pki.server_certificate(authority, it.host, 1, datetime.now(timezone.utc) - timedelta(days=2))
+    old = pki.server_certificate(authority, it.host, 1, datetime.now(UTC) - timedelta(days=2))
     (it.server / "server.crt").write_bytes(old.certificate_pem())
     (it.server / "server.key").write_bytes(old.key_pem())
     with Rehearsal(it) as rehearsal:

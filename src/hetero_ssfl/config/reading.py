@@ -5,7 +5,7 @@ training.
 """
 
 import difflib
-import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -15,11 +15,6 @@ from pydantic import ValidationError
 
 from ..errors import ConfigError
 from .schema import Config, ModelConfig, Section
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PRESETS = "hetero_ssfl.presets"
 

@@ -9,18 +9,13 @@ logs/, rehearsal/    what `deploy local` leaves behind
 """
 
 import ipaddress
-import sys
+import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tomli_w
 
 from ..errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 NOTE = "# Written by `hetero-ssfl deploy init`, read by `hetero-ssfl deploy local`.\n"
 

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ class Rehearsal:
     def check_certificate(self) -> None:
         """Nodes refuse a server whose certificate has ended, but what they say about it is hard to read."""
         end = pki.valid_until((self.deployment.server / "server.crt").read_bytes())
-        if end < datetime.now(timezone.utc):
+        if end < datetime.now(UTC):
             raise ConfigError(
                 f"the server's certificate ended on {end:%Y-%m-%d}. "
                 f"Make a new one with: hetero-ssfl deploy renew {self.deployment.folder}"

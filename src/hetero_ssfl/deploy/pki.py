@@ -7,7 +7,7 @@ somebody registers. So the CA signs servers only, and its key is needed again on
 import ipaddress
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -47,7 +47,7 @@ class Certified:
 def new_authority(days: int = CA_DAYS) -> Certified:
     """A CA that can sign servers' certificates, and nothing below those."""
     key, name = ec.generate_private_key(CURVE), _name("hetero-ssfl deployment CA")
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     builder = _certificate(name, name, key, now - CLOCK_SKEW, now + timedelta(days=days))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
@@ -59,7 +59,7 @@ def server_certificate(
 ) -> Certified:
     """A certificate for `host`, and for the same machine seen from itself."""
     key = ec.generate_private_key(CURVE)
-    start = start or datetime.now(timezone.utc)
+    start = start or datetime.now(UTC)
     issuer = authority.certificate.subject
     builder = _certificate(_name(host), issuer, key, start - CLOCK_SKEW, start + timedelta(days=days))
     for extension, critical in (

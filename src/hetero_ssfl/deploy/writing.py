@@ -5,7 +5,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from importlib import resources
 from pathlib import Path
 
@@ -154,4 +154,4 @@ def _forever(command: list[str]) -> str:
 
 
 def _until(days: int) -> str:
-    return f"{datetime.now(timezone.utc) + timedelta(days=days):%Y-%m-%d}"
+    return f"{datetime.now(UTC) + timedelta(days=days):%Y-%m-%d}"

@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 
 class JsonLines(logging.Formatter):
@@ -12,7 +12,7 @@ class JsonLines(logging.Formatter):
         self.who = who
 
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {"time": time, "level": record.levelname.lower(), "who": self.who, "text": record.getMessage()}
         line |= getattr(record, "event", {})
         if record.exc_info:

@@ -13,7 +13,7 @@ The server says how to train (the config in each message). It cannot say which i
 """
 
 import logging
-import sys
+import tomllib
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -30,11 +30,6 @@ from ..plugins import remember
 from ..runs import StateFolder, load_tensors, save_tensors
 from .participant import Participant
 from .records import NAME
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 log = logging.getLogger(__name__)
 

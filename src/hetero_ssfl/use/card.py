@@ -12,8 +12,8 @@ from .models import ModelFolder
 
 HEAD = """---
 library_name: pytorch
-pipeline_tag: feature-extraction
-tags: [self-supervised-learning, federated-learning, feature-extraction, hetero-ssfl]
+pipeline_tag: {task}
+tags: [self-supervised-learning, federated-learning, {task}, hetero-ssfl]
 ---
 """
 PAPER = (
@@ -41,7 +41,7 @@ def model_card(model: ModelFolder, encoder: str | None, files: Mapping[str, str]
             f"given as float32 of shape (n, {shape}){scaled}."
         )
     parts = [
-        HEAD,
+        HEAD.format(task="image-feature-extraction" if model.takes_images else "feature-extraction"),
         f"# {model.client}: `{card['encoder']}`",
         f"An encoder with {card.get('parameters', 0):,} parameters that maps {takes} to feature vectors, trained in a "
         f"federation with hetero-ssfl. {PAPER if card.get('method') == 'hetero-ssfl' else ''}",
