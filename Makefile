@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check browser bench install clean
+.PHONY: demo test check tests browser bench install clean
 
 demo: $(VENV)/.demo-ready  ## five unlike encoders learn together on embedded data (about 3 minutes)
 	$(BIN)/hetero-ssfl demo
 
-test: check  ## format, lint, types, import arrows, tests
+test: check tests  ## format, lint, types, import arrows, tests
+
+tests: $(VENV)/.dev-ready $(VENV)/.compiled
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev-ready
@@ -30,21 +32,22 @@ bench: $(VENV)/.bench-ready  ## each prints ratios against baselines measured in
 
 install: $(VENV)/.dev-ready
 
-# Modules are compiled afterwards on all cores: pip does it on one, which takes a minute longer.
-PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 $(VENV)/.demo-ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
-	-$(COMPILE)
 	touch $@
 
 $(VENV)/.dev-ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e ".[dev]"
-	-$(COMPILE)
+	$(PIP) --no-compile -e ".[dev]"
 	touch $@ $(VENV)/.demo-ready
+
+# pip would compile the modules of so many packages on one core, in twice the time.
+$(VENV)/.compiled: $(VENV)/.dev-ready
+	-$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null
+	touch $@
 
 $(VENV)/.bench-ready: $(VENV)/.demo-ready
 	$(PIP) -e ".[bench]"

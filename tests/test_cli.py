@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hetero_ssfl.cli import app, main
-from hetero_ssfl.doctor import diagnose
+from hetero_ssfl.doctor import check_instructions
 
 TINY = [
     *("--set", "data.limit=260", "--set", "data.validation=60", "--set", "rad.size=32"),
@@ -131,8 +131,13 @@ def test_an_unfinished_run_cannot_be_compared(finished: Path, tmp_path: Path) ->
     assert "the run is not finished" in done.stderr
 
 
-def test_doctor_names_what_is_there_and_what_is_missing() -> None:
-    findings = json.loads(hetero_ssfl("doctor", "--json").stdout)["findings"]
+def test_doctor_names_what_is_there_and_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hetero-ssfl", "doctor", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    findings = json.loads(capsys.readouterr().out)["findings"]
     by_name = {f["what"]: f for f in findings}
     assert by_name["torch"]["ok"]
     assert all("Remedy" in f["text"] for f in findings if f["what"] in ("ray", "timm", "onnx") and not f["ok"])
@@ -141,7 +146,7 @@ def test_doctor_names_what_is_there_and_what_is_missing() -> None:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX2 is an instruction set of x86 processors")
 def test_doctor_names_the_instruction_set_and_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    (found,) = [f for f in diagnose() if f.what == "instructions"]
+    found = check_instructions()
     assert found.ok
     assert "AVX2" in found.text
     assert "hetero-ssfl guards against it" in found.text

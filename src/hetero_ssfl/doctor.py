@@ -45,7 +45,7 @@ class Finding:
 
 
 def diagnose() -> list[Finding]:
-    return [_python(), *_required(), *_optional(), *_devices(), _instructions(), _data(), _disk()]
+    return [_python(), *_required(), *_optional(), *_devices(), check_instructions(), _data(), _disk()]
 
 
 def _python() -> Finding:
@@ -90,7 +90,7 @@ def _devices() -> list[Finding]:
     return findings
 
 
-def _instructions() -> Finding:
+def check_instructions() -> Finding:
     """Ask oneDNN for its instruction set, and try whether memory survives it, without and with our guard."""
     plain = try_convolutions(guarded=False)
     lines = [line for line in plain.stdout.splitlines() if ",isa:" in line]

@@ -27,7 +27,8 @@ def rng_for(seed: int, *scope: str | int) -> torch.Generator:
 def global_seed(seed: int, *scope: str | int) -> Iterator[None]:
     """Pin torch's global generator for code that reads it (parameter init, a user's dropout)."""
     # By default torch would save the generators of all GPUs, and so start CUDA in a process that may only want to fork.
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    started = torch.cuda.is_available() and torch.cuda.is_initialized()
+    devices = [torch.cuda.current_device()] if started else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed_for(seed, *scope))
         yield

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 PRIVATE = ["unshare", "--map-root-user", "--net", "sh", "-c"]
 
 
+@pytest.mark.timeout(600)  # it waits for dead nodes to be forgotten
 def test_a_run_survives_the_death_of_a_node_the_server_the_superlink_and_the_network(tmp_path: Path) -> None:
     command = f"exec {sys.executable} {HERE / 'sabotage.py'} {tmp_path / 'root'}"
     path = os.pathsep.join([str(HERE), str(HERE.parent / "federation")])

@@ -9,7 +9,7 @@ import dataclasses
 import pytest
 import torch
 from pretend import DEVICE, Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.data import Images
@@ -20,6 +20,16 @@ from hetero_ssfl.models import build_learner
 from hetero_ssfl.seeding import rng_for
 from hetero_ssfl.training import STEPS_BETWEEN_READS, Client
 
+
+class Little(nn.Sequential):
+    """An encoder of few operations, for what does not depend on the encoder."""
+
+    def __init__(self, in_channels: int) -> None:
+        layers = (nn.Conv2d(in_channels, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        super().__init__(*layers)
+
+
+LITTLE = f"{__name__}:Little"
 FAMILIES = ("resnet8(width=4)", "resnet50(width=2)", "mobilenet(width=4, depth=1)", "vit(width=8, depth=1, heads=2)")
 TINY = [
     "optim.batch=12",
@@ -40,7 +50,7 @@ def images(*scope: str, count: int = 24) -> Tensor:
     return torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=rng_for(0, *scope))
 
 
-def make_client(config: Config, encoder: str = "resnet8(width=4)", count: int = 24) -> Client:
+def make_client(config: Config, encoder: str = LITTLE, count: int = 24) -> Client:
     """On the CPU, with labels for those methods that want them."""
     kind = type(method_for(config))
     model = config.model_of(0).model_copy(update={"encoder": encoder})
@@ -73,7 +83,7 @@ def there(client: Client, resident: bool) -> Client:
 
 
 def assert_same_on_the_accelerator(
-    config: Config, encoder: str = "resnet8(width=4)", rounds: int = 1, resident: bool = True
+    config: Config, encoder: str = LITTLE, rounds: int = 1, resident: bool = True
 ) -> None:
     client = make_client(config, encoder)
     with Accelerator():

@@ -218,7 +218,7 @@ def test_a_killed_worker_costs_one_reply_and_is_replaced(tmp_path: Path) -> None
             killed.append(victim.pid)
             os.kill(victim.pid or 0, signal.SIGKILL)
 
-    folder = start(tiny("engine.workers=1", "local_epochs=40", "rounds=2"), tmp_path / "run", listen)
+    folder = start(tiny("engine.workers=1", "local_epochs=15", "rounds=2"), tmp_path / "run", listen)
     events = [e for e in folder.events() if e["event"] == "client"]
     assert killed
     assert sum("excluded" in e for e in events) == 1
