@@ -46,7 +46,7 @@ $(VENV)/.dev-ready: pyproject.toml constraints.txt
 
 # pip would compile the modules of so many packages on one core, in twice the time.
 $(VENV)/.compiled: $(VENV)/.dev-ready
-	-$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true  # some packages ship files that are no Python
 	touch $@
 
 $(VENV)/.bench-ready: $(VENV)/.demo-ready

@@ -30,7 +30,7 @@ from hetero_ssfl.consensus import client_factor, combine
 from hetero_ssfl.data import load_images, load_rad, random_view, split_training_images, to_input
 from hetero_ssfl.federation import start
 from hetero_ssfl.models import Learner, build_learner
-from hetero_ssfl.objectives import alignment_distance, siamese_loss
+from hetero_ssfl.objectives import alignment_distance, byol
 from hetero_ssfl.seeding import rng_for
 from hetero_ssfl.training import learning_rate
 
@@ -121,7 +121,7 @@ def local_training(
             sgd.param_groups[0]["lr"] = learning_rate(config, number - 1 + done)
             images = pixels[order[step * batch : (step + 1) * batch]]
             views = [random_view(images, config.views, rng) for _ in range(2)]
-            loss = siamese_loss(learner, *views)[0]
+            loss = byol(learner, views)[0]
             rows = torch.randperm(len(rad), generator=rng_rad)[: alignment.rad_batch]
             live = learner.encoder(random_view(rad[rows], config.views, rng_rad))
             loss = loss + alignment.mu * alignment_distance(live, consensus[rows], alignment)

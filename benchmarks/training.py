@@ -29,7 +29,7 @@ from hetero_ssfl.config import Config, ViewsConfig, validate
 from hetero_ssfl.data import random_view
 from hetero_ssfl.federation.inprocess import keep_freed_memory
 from hetero_ssfl.models import Learner, build_learner
-from hetero_ssfl.objectives import siamese_loss
+from hetero_ssfl.objectives import byol
 from hetero_ssfl.seeding import rng_for
 from hetero_ssfl.training import Client, train
 
@@ -82,7 +82,7 @@ def limit(task: Task) -> float:
 
     def steps(pairs: list[list[Tensor]]) -> None:
         for view_1, view_2 in pairs:
-            loss = siamese_loss(learner, view_1, view_2)[0]
+            loss = byol(learner, [view_1, view_2])[0]
             sgd.zero_grad(set_to_none=True)
             loss.backward()
             sgd.step()
@@ -110,14 +110,14 @@ def obvious(task: Task, loaders: int) -> float:
     loader = DataLoader(TwoViews(noise(task.images + task.batch)), task.batch, shuffle=True, num_workers=loaders)
     begun = 0.0
     for number, (view_1, view_2) in enumerate(loader):
-        loss = siamese_loss(learner, view_1, view_2)[0]
+        loss = byol(learner, [view_1, view_2])[0]
         sgd.zero_grad()
         loss.backward()
         sgd.step()
         with torch.no_grad():
             assert learner.target is not None
             for old, new in zip(learner.target.parameters(), learner.online.parameters(), strict=True):
-                old.mul_(learner.ema).add_(new, alpha=1 - learner.ema)
+                old.mul_(learner.ssl.ema).add_(new, alpha=1 - learner.ssl.ema)
         if number == 0:
             begun = time.perf_counter()
     return task.images / (time.perf_counter() - begun)

@@ -7,7 +7,7 @@ import hetero_ssfl
 
 ROOT = Path(hetero_ssfl.__file__).parent
 BASE = {"errors", "config", "seeding", "plugins"}
-CORE = BASE | {"data", "models", "objectives", "consensus", "training", "methods"}
+CORE = BASE | {"data", "models", "objectives", "consensus", "optimisers", "training", "methods"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": CORE | {"api", "evaluation", "federation", "finished", "runs"},  # when a name is first used
@@ -20,7 +20,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": BASE,
     "objectives": BASE | {"models"},
     "consensus": BASE | {"objectives"},
-    "training": BASE | {"data", "models", "objectives", "consensus"},
+    "optimisers": BASE,
+    "training": BASE | {"data", "models", "objectives", "consensus", "optimisers"},
     "methods": BASE | {"data", "models", "objectives", "consensus", "training"},
     "evaluation": BASE | {"data", "models", "objectives"},
     "runs": BASE,

@@ -45,6 +45,7 @@ from .federation.simulated import client_name
 from .federation.tensorboard import check_tracking
 from .finished import Run
 from .methods import Method, method_for
+from .objectives import LocalLoss
 from .plugins import GIVEN, Given
 from .progress import RunView
 from .runs import RunFolder
@@ -92,6 +93,7 @@ def federate(
     seed: int | None = None,
     views: str | View | None = None,
     kernel: str | Kernel | None = None,
+    loss: str | LocalLoss | None = None,
     settings: Mapping[str, Any] | None = None,
     config: str | Config | None = None,
     progress: bool | Listener = True,
@@ -109,6 +111,8 @@ def federate(
         seed: as in a config
         views: your own random views instead of the built-in ones for images: (batch, generator) -> batch
         kernel: your own kernel between representations: (a, b) -> K
+        loss: a name (`byol` unless the config says otherwise), or your own local loss:
+            (learner, views) -> (loss, projections)
         settings: as in a config: `{"alignment.mu": 4, "local_epochs": 2}`; `data.limit` counts the training
             samples of each client
         config: what the settings start from: a preset's name (without its `[data]`), a TOML file, or a Config; what it
@@ -120,7 +124,8 @@ def federate(
     base = load_config(config) if isinstance(config, str) else config or Config()
     if config is None or config in preset_names():
         base = base.model_copy(update={"data": DataConfig(validation=0)})
-    named = {"method": method, "rounds": rounds, "seed": seed, "views.function": views, "alignment.kernel": kernel}
+    named: dict[str, Any] = {"method": method, "rounds": rounds, "seed": seed, "ssl.kind": loss}
+    named |= {"views.function": views, "alignment.kernel": kernel}
     chosen = {k: given.spec(v) if callable(v) else v for k, v in named.items() if v is not None}
     base = with_settings(base, {**(settings or {}), **chosen, "clients.count": len(names)})
     models = []

@@ -12,7 +12,8 @@ from .config import Config
 from .consensus import effective_rank
 from .data import random_view, take, to_input
 from .models import Learner
-from .objectives import feature_spread, siamese_loss
+from .objectives import feature_spread, local_loss
+from .optimisers import build_optimiser
 from .seeding import global_seed, rng_for
 
 Regulariser = Callable[[Learner, Generator, int], Tensor]
@@ -48,9 +49,9 @@ class Client:
 
 
 def self_supervised(client: Client, pixels: Tensor, labels: Tensor | None, rng: Generator) -> tuple[Tensor, Tensor]:
-    """BYOL or SimSiam on two views of each image; labels are not looked at."""
-    views = (random_view(pixels, client.config.views, rng) for _ in range(2))
-    return siamese_loss(client.learner, *views)
+    """The loss that `ssl.kind` names on views of each image; labels are not looked at."""
+    views = [random_view(pixels, client.config.views, rng) for _ in range(client.config.views.count)]
+    return local_loss(client.learner, views)
 
 
 def train(
@@ -68,13 +69,7 @@ def train(
     batch = min(config.optim.batch, len(pixels))
     steps = len(pixels) // batch
     device, on_cpu = client.device, client.device.type == "cpu"
-    optimiser = torch.optim.SGD(
-        learner.trainable(),
-        lr=config.optim.lr,
-        momentum=config.optim.momentum,
-        weight_decay=config.optim.weight_decay,
-        foreach=True,
-    )
+    optimiser = build_optimiser(learner.trainable(), config.optim)
     scaler = torch.amp.GradScaler(device.type, enabled=config.engine.precision == "float16")
     no_term, sums = torch.zeros((), device=device), torch.zeros(3, device=device)
     learner.train()
@@ -86,7 +81,8 @@ def train(
         with global_seed(config.seed, *scope, "global"):
             for step in range(steps):
                 done = (epoch + step / steps) / config.local_epochs
-                optimiser.param_groups[0]["lr"] = learning_rate(config, round_number - 1 + done)
+                for group in optimiser.param_groups:
+                    group["lr"] = learning_rate(config, round_number - 1 + done)
                 rows = order[step * batch : (step + 1) * batch]
                 labels = None if client.labels is None else take(client.labels, rows, device)
                 with mixed_precision(config, device):
@@ -99,7 +95,7 @@ def train(
                     torch.nn.utils.clip_grad_norm_(learner.trainable(), config.optim.clip_norm)
                 scaler.step(optimiser)
                 scaler.update()
-                learner.move_target()
+                learner.move_target(ema(config, round_number - 1 + done))
                 values = torch.stack([loss.detach(), term.detach(), feature_spread(projection)])
                 sums += values
                 if on_cpu or step % STEPS_BETWEEN_READS == 0:
@@ -124,10 +120,21 @@ def mixed_precision(config: Config, device: torch.device) -> AbstractContextMana
 
 
 def learning_rate(config: Config, rounds_done: float) -> float:
-    """Constant, or a cosine that reaches 0 at the end of the last round."""
-    if config.optim.schedule == "constant":
-        return config.optim.lr
-    return config.optim.lr * (1 + math.cos(math.pi * rounds_done / config.rounds)) / 2
+    """Constant, or a cosine that reaches 0 at the end of the last round; at first it may rise from 0."""
+    optim = config.optim
+    peak = optim.lr * min(1.0, rounds_done / optim.warmup) if optim.warmup else optim.lr
+    return peak if optim.schedule == "constant" else peak * cosine(config, rounds_done)
+
+
+def ema(config: Config, rounds_done: float) -> float:
+    """The share of the target network that a step keeps: constant, or from `ema` to `ema_end` along a cosine."""
+    start, end = config.ssl.ema, config.ssl.ema_end
+    return start if end is None else end - (end - start) * cosine(config, rounds_done)
+
+
+def cosine(config: Config, rounds_done: float) -> float:
+    """From 1 at the beginning of the run to 0 at its end."""
+    return (1 + math.cos(math.pi * rounds_done / config.rounds)) / 2
 
 
 @torch.no_grad()

@@ -33,6 +33,7 @@ from hetero_ssfl.plugins import Given
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 MODULE = """
+import torch
 from hetero_ssfl import HeteroSSFL, Local
 
 def dim(batch, rng):
@@ -40,6 +41,13 @@ def dim(batch, rng):
 
 def rows(a, b):
     return (a @ b.T) ** 2
+
+def apart(learner, views):
+    z = [learner.represent(view, "projector") for view in views]
+    return (z[0] - z[1]).square().mean() - z[0].std(0).clamp(max=1).mean(), z[0]
+
+def rprop(parameters, lr):
+    return torch.optim.Rprop(parameters, lr)
 
 class Quiet(Local):
     name = "quiet"
@@ -167,11 +175,12 @@ def test_an_own_method_runs(how: str, module: str, digits: Images, tmp_path: Pat
 
 def test_own_parts_by_name_work_in_a_config(module: str, tmp_path: Path) -> None:
     own = [f"views.function={module}:dim", f"alignment.kernel={module}:rows", "rounds=1", "evaluation.every=0"]
+    own += [f"ssl.kind={module}:apart", f"optim.kind={module}:rprop"]
     folder = start(load_config("smoke", own), tmp_path / "r", lambda _: None)
     assert folder.finished
 
 
-@pytest.mark.parametrize("key", ["views.function", "alignment.kernel"])
+@pytest.mark.parametrize("key", ["views.function", "alignment.kernel", "ssl.kind", "optim.kind"])
 def test_what_is_no_name_of_code_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"{key} = 'sine' is not possible: it should be .*package.module:callable"):
         load_config("smoke", [f"{key}=sine"])
@@ -185,7 +194,7 @@ def test_a_node_imports_only_code_that_its_owner_named(module: str) -> None:
     assert module not in sys.modules
     limits = {"code": [f"{module}:dim"]}
     check_instruction(NodeSettings.model_validate({**node, "limits": limits}), config, 64)
-    for own in ("method=os:system", "alignment.kernel=os:system"):
+    for own in ("method=os:system", "alignment.kernel=os:system", "ssl.kind=os:system", "optim.kind=os:system"):
         with pytest.raises(ProtocolError, match="asked to import 'os:system'"):
             check_instruction(NodeSettings.model_validate({**node, "limits": limits}), load_config("smoke", [own]), 64)
 

@@ -22,7 +22,7 @@ EVERY_ENCODER = """
 import torch
 from hetero_ssfl.config import ModelConfig, SslConfig
 from hetero_ssfl.models import BUILTIN, build_learner
-from hetero_ssfl.objectives import siamese_loss
+from hetero_ssfl.objectives import byol
 ssl = SslConfig(projector=(16, 8), predictor=16)
 for name in BUILTIN:
     for width in (3, 4, 5, 6, 12, 20):
@@ -30,9 +30,9 @@ for name in BUILTIN:
         learner = build_learner(ModelConfig(encoder=f"{name}({options})"), ssl, 3, 16, seed=0)
         optimiser = torch.optim.SGD(learner.trainable(), lr=0.01)
         for _ in range(2):
-            views = (torch.randn(8, 3, 16, 16).contiguous(memory_format=torch.channels_last) for _ in range(2))
+            views = [torch.randn(8, 3, 16, 16).contiguous(memory_format=torch.channels_last) for _ in range(2)]
             optimiser.zero_grad()
-            siamese_loss(learner, *views)[0].backward()
+            byol(learner, views)[0].backward()
             optimiser.step()
         assert all(p.isfinite().all() for p in learner.parameters()), name
 print("done")

@@ -1,9 +1,10 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
 from hetero_ssfl.config import ModelConfig, SslConfig
 from hetero_ssfl.models import Learner, build_learner
-from hetero_ssfl.objectives import feature_spread, regression_loss, siamese_loss
+from hetero_ssfl.objectives import byol, feature_spread, regression_loss, simsiam
 
 
 def learner(kind: str) -> Learner:
@@ -31,7 +32,7 @@ def test_opposite_vectors_cost_four_and_equal_ones_nothing() -> None:
 def test_byol_sums_both_orders_of_the_views() -> None:
     net, (a, b) = learner("byol"), torch.randn(2, 8, 3, 16, 16)
     net.eval()  # so that the order of the passes cannot matter
-    loss, _ = siamese_loss(net, a, b)
+    loss, _ = byol(net, [a, b])
     assert net.target is not None
     with torch.no_grad():
         online = {name: net.predictor(net.projector(net.encoder(x))) for name, x in (("a", a), ("b", b))}
@@ -39,16 +40,26 @@ def test_byol_sums_both_orders_of_the_views() -> None:
     assert float(loss.detach()) == pytest.approx(float(expected), abs=1e-6)
 
 
-def test_simsiam_stops_the_gradient_at_the_target_side() -> None:
+def test_byol_of_three_views_is_the_mean_over_their_pairs() -> None:
+    net, views = learner("byol"), list(torch.randn(3, 8, 3, 16, 16))
+    net.eval()
+    pairs = [byol(net, [views[i], views[j]])[0].item() for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert byol(net, views)[0].item() == pytest.approx(sum(pairs) / 3, abs=1e-6)
+
+
+def test_simsiam_has_the_gradient_of_the_published_loss() -> None:
+    """D(p_1, z_2) / 2 + D(p_2, z_1) / 2 with D = -cos and no gradient through z (Chen and He, 2021)."""
     net, (a, b) = learner("simsiam"), torch.randn(2, 8, 3, 16, 16)
     net.eval()
-    siamese_loss(net, a, b)[0].backward()
-    grad = net.projector[0].weight.grad.clone()
+    simsiam(net, [a, b])[0].backward()
+    found = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
     net.zero_grad()
     z_a, z_b = (net.represent(x, "projector") for x in (a, b))
-    cos = torch.nn.functional.cosine_similarity
-    (4 - 2 * cos(net.predictor(z_a), z_b.detach()).mean() - 2 * cos(net.predictor(z_b), z_a.detach()).mean()).backward()
-    assert torch.allclose(grad, net.projector[0].weight.grad, atol=1e-6)
+    d_ab = -F.cosine_similarity(net.predictor(z_a), z_b.detach()).mean()
+    d_ba = -F.cosine_similarity(net.predictor(z_b), z_a.detach()).mean()
+    (d_ab / 2 + d_ba / 2).backward()
+    for name, p in net.named_parameters():
+        torch.testing.assert_close(found[name], p.grad, atol=1e-6, rtol=1e-4)
 
 
 def test_spread_is_one_for_noise_and_zero_for_a_collapsed_network() -> None:

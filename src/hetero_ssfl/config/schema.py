@@ -106,27 +106,48 @@ class ClientsConfig(Section):
 
 
 class SslConfig(Section):
-    kind: Literal["byol", "simsiam"] = "byol"
+    kind: Annotated[str, named_code("byol", "simsiam", "vicreg", "simclr", "barlow-twins")] = "byol"
+    """The local loss; or your own, as `package.module:callable`: (learner, views) -> (loss, projections)."""
     projector: tuple[PositiveInt, PositiveInt] = (256, 128)
     predictor: PositiveInt = 256
     normalize: bool = True
     """BYOL's own loss, squared error of unit vectors; false for the paper's squared error of raw outputs."""
     ema: Share = 0.99
     """The share of the old target network kept at each step (BYOL)."""
+    ema_end: Share | None = None
+    """What `ema` becomes by the end of the run, along a cosine; by default it stays (BYOL's authors: 1)."""
+    temperature: PositiveFloat = 0.5
+    """Of SimCLR's softmax."""
+    invariance: NonNegativeFloat = 25.0
+    """VICReg: the weight of the distance between views."""
+    variance: NonNegativeFloat = 25.0
+    """VICReg: the weight of a standard deviation below 1 in any dimension."""
+    covariance: NonNegativeFloat = 1.0
+    """VICReg: the weight of covariances between dimensions."""
+    redundancy: NonNegativeFloat = 0.005
+    """Barlow Twins: the weight of correlations between dimensions."""
 
 
 class OptimConfig(Section):
+    kind: Annotated[str, named_code("sgd", "adamw", "lars")] = "sgd"
+    """Or your own, as `package.module:callable`: (parameters, lr) -> torch.optim.Optimizer."""
     lr: PositiveFloat = 0.032
     momentum: Share = 0.9
+    """Of SGD and LARS."""
     weight_decay: NonNegativeFloat = 5e-4
     batch: Annotated[int, Field(ge=2)] = 128
     schedule: Literal["cosine", "constant"] = "cosine"
     """Cosine decay runs once over the whole run, not once per round."""
+    warmup: NonNegativeFloat = 0.0
+    """Rounds over which the learning rate rises linearly from 0 (0.5 is half a round)."""
     clip_norm: PositiveFloat | None = None
 
 
 class ViewsConfig(Section):
-    """How two random views of an image differ. A probability or range of 0 turns a change off."""
+    """How random views of an image differ. A probability or range of 0 turns a change off."""
+
+    count: Annotated[int, Field(ge=2, le=16)] = 2
+    """Views of each image in a step. The loss is a mean over all pairs of them."""
 
     crop: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = (0.2, 1.0)
     """Least and greatest share of the area that a random resized crop keeps."""
@@ -161,6 +182,8 @@ class AlignmentConfig(Section):
     """1 - CKA; CKA itself, as the paper's formula prints it (and so pushes clients apart); or softmax similarities."""
     when: Literal["step", "epoch"] = "step"
     """Add the term at every step, or once per local epoch as in Algorithm 1."""
+    every: PositiveInt = 1
+    """Steps from one term to the next, each then weighted that much more: the term costs as much as a view."""
     estimator: Literal["biased", "debiased"] = "biased"
     """Of CKA; the debiased one is near 0 for unrelated features, whatever their width."""
     kernel: Annotated[str, named_code("linear", "rbf", "polynomial")] = "linear"

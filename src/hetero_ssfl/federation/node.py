@@ -45,7 +45,7 @@ class LimitsConfig(Section):
     local_epochs: PositiveInt = 100
     rad_images: PositiveInt = 100_000
     code: tuple[str, ...] = ()
-    """Views and kernels (`package.module:name`) and methods (so, or as installed) that a server may name beside the
+    """Views, kernels, losses and optimisers (`package.module:name`) and methods (so, or as installed) that a server may name beside the
     built-in ones; no others are imported."""
 
 
@@ -76,7 +76,8 @@ def read_node(path: Path) -> NodeSettings:
 def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None:
     """Raise ProtocolError for what this node does for no server."""
     limits = node.limits
-    own = [name for name in (config.views.function or "", config.alignment.kernel) if ":" in name]
+    named = (config.views.function or "", config.alignment.kernel, config.ssl.kind, config.optim.kind)
+    own = [name for name in named if ":" in name]
     own += [] if config.method in METHODS else [config.method]
     foreign = [name for name in own if name not in limits.code]
     if foreign:

@@ -102,14 +102,18 @@ class Alignment:
 
     def __call__(self, learner: Learner, rng: Generator, step: int) -> Tensor:
         alignment = self.config.alignment
-        if alignment.when == "epoch" and step > 0:
+        if (alignment.when == "epoch" and step > 0) or step % alignment.every:
             return torch.zeros((), device=self.consensus.device)
         rows = torch.randperm(len(self.rad), generator=rng)[: self.batch]
         pixels = take(self.rad, rows, self.consensus.device)
         images = random_view(pixels, self.config.views, rng) if alignment.augment_rad else to_input(pixels)
         live = learner.represent(images, alignment.layer)
         all_rows, representations = self._with_memory(rows, live)
-        return self.mu * alignment_distance(representations, take(self.consensus, all_rows, live.device), alignment)
+        return (
+            self.mu
+            * alignment.every
+            * alignment_distance(representations, take(self.consensus, all_rows, live.device), alignment)
+        )
 
     def _with_memory(self, rows: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
         """This step's rows followed by remembered ones that it does not hold, newest first."""

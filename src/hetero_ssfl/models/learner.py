@@ -30,7 +30,7 @@ class Learner(nn.Module):
         self.encoder = encoder
         self.projector = mlp(width, hidden, outputs)
         self.predictor = mlp(outputs, model.predictor or ssl.predictor, outputs)
-        self.ema, self.normalize = ssl.ema, ssl.normalize
+        self.ssl = ssl
         self.target: nn.Module | None = None
         if ssl.kind == "byol":
             self.target = copy.deepcopy(self.online)
@@ -50,10 +50,9 @@ class Learner(nn.Module):
             out = self.predictor(out)
         return out
 
-    def targets(self, x: Tensor) -> Tensor | None:
-        """What the other view must predict; None for SimSiam, whose target is the online output itself."""
-        if self.target is None:
-            return None
+    def targets(self, x: Tensor) -> Tensor:
+        """What the other view must predict (BYOL)."""
+        assert self.target is not None
         with torch.no_grad():
             out: Tensor = self.target(x)
         return out
@@ -62,12 +61,12 @@ class Learner(nn.Module):
         return (p for p in self.parameters() if p.requires_grad)
 
     @torch.no_grad()
-    def move_target(self) -> None:
+    def move_target(self, ema: float | None = None) -> None:
         """W^t <- ema * W^t + (1 - ema) * W^o. BatchNorm statistics stay the target's own, as in BYOL."""
         if self.target is not None:
             old: list[Tensor] = list(self.target.parameters())
             new: list[Tensor] = list(self.online.parameters())
-            torch._foreach_lerp_(old, new, 1 - self.ema)
+            torch._foreach_lerp_(old, new, 1 - (self.ssl.ema if ema is None else ema))
 
 
 def build_learner(

@@ -1,4 +1,7 @@
-"""BYOL and SimSiam: predict one view's representation from the other's."""
+"""BYOL and SimSiam: predict one view's representation from another's."""
+
+from collections.abc import Sequence
+from itertools import combinations
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,16 +17,33 @@ def regression_loss(prediction: Tensor, target: Tensor, normalize: bool = True) 
     return 2 - 2 * F.cosine_similarity(at_least_float32(prediction), at_least_float32(target.detach()), dim=1).mean()
 
 
-def siamese_loss(learner: Learner, view_1: Tensor, view_2: Tensor) -> tuple[Tensor, Tensor]:
-    """Both orders of the views summed, and the projections of the first view (to watch for collapse).
+def byol(learner: Learner, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """2 - 2 cos(predictor(z_i), t_j), where t is the target network's output, both orders of each pair summed.
 
-    SimSiam scales each order by a half (-cos instead of 2 - 2 cos); only the learning rate notices.
+    Also returns the projections of the first view, to watch for collapse.
     """
-    z_1, z_2 = (learner.represent(view, "projector") for view in (view_1, view_2))
-    t_1, t_2 = learner.targets(view_1), learner.targets(view_2)
-    loss = regression_loss(learner.predictor(z_1), z_2 if t_2 is None else t_2, learner.normalize)
-    loss = loss + regression_loss(learner.predictor(z_2), z_1 if t_1 is None else t_1, learner.normalize)
-    return loss, z_1
+    z = [learner.represent(view, "projector") for view in views]
+    targets = [learner.targets(view) for view in views]
+    return _both_orders(learner, z, targets), z[0]
+
+
+def simsiam(learner: Learner, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """-cos(predictor(z_i), stop-gradient(z_j)) / 2, both orders of each pair summed. Shown as (1 - cos) / 2, which is 0
+    at its best and has the same gradient."""
+    z = [learner.represent(view, "projector") for view in views]
+    return _both_orders(learner, z, z) / 4, z[0]
+
+
+def _both_orders(learner: Learner, z: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+    """The mean over pairs of views of what both orders cost."""
+    predictions = [learner.predictor(each) for each in z]
+    pairs = list(combinations(range(len(z)), 2))
+    total = sum(
+        regression_loss(predictions[i], targets[j], learner.ssl.normalize)
+        + regression_loss(predictions[j], targets[i], learner.ssl.normalize)
+        for i, j in pairs
+    )
+    return total / len(pairs)  # type: ignore[return-value]
 
 
 def feature_spread(z: Tensor) -> Tensor:
