@@ -1,4 +1,7 @@
-"""Optimisers by name: SGD and AdamW are torch's, LARS is its formula, a user's own is checked."""
+"""Optimisers by name: SGD has torch's bits, AdamW is torch's, LARS is its formula, a user's own is checked."""
+
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -47,12 +50,44 @@ def test_a_layer_of_zeros_can_leave_zero_with_lars() -> None:
     assert torch.equal(weight.detach(), torch.full((2, 2), -0.1))
 
 
-@pytest.mark.parametrize(("kind", "known"), [("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW)])
-def test_the_others_are_torchs(kind: str, known: type[torch.optim.Optimizer]) -> None:
-    config = OptimConfig(kind=kind, lr=0.01)
-    options = {"momentum": 0.9} if kind == "sgd" else {}
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_sgd_has_the_bits_of_torchs(momentum: float, decay: float) -> None:
+    config = OptimConfig(lr=0.01, momentum=momentum, weight_decay=decay)
     ours, theirs = parameters(), parameters()
-    expected = steps(known(theirs, lr=0.01, weight_decay=config.weight_decay, **options), theirs)
+    known = torch.optim.SGD(theirs, lr=0.01, momentum=momentum, weight_decay=decay, foreach=True)
+    for a, b in zip(steps(build_optimiser(ours, config), ours), steps(known, theirs), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_sgd_leaves_parameters_without_gradient_alone_until_they_have_one() -> None:
+    used, idle = parameters()
+    twin_used, twin_idle = parameters()
+    ours = build_optimiser([used, idle], OptimConfig(lr=0.01))
+    theirs = torch.optim.SGD([twin_used, twin_idle], lr=0.01, momentum=0.9, weight_decay=5e-4, foreach=True)
+    for trained in ([0], [0, 1], [1], [0, 1]):
+        for optimiser, pair in ((ours, (used, idle)), (theirs, (twin_used, twin_idle))):
+            optimiser.zero_grad(set_to_none=True)
+            sum((pair[k] ** 3).sum() for k in trained).backward()  # type: ignore[union-attr]
+            optimiser.step()
+    assert torch.equal(used, twin_used)
+    assert torch.equal(idle, twin_idle)
+
+
+def test_training_does_not_import_torchs_compiler() -> None:
+    """A second of work in every process that trains."""
+    program = (
+        "import sys, torch; from hetero_ssfl.config import OptimConfig; from hetero_ssfl.optimisers import *\n"
+        "p = torch.nn.Parameter(torch.ones(2)); o = build_optimiser([p], OptimConfig()); p.sum().backward(); o.step()\n"
+        "assert float(p.detach()[0]) < 1; assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_adamw_is_torchs() -> None:
+    config = OptimConfig(kind="adamw", lr=0.01)
+    ours, theirs = parameters(), parameters()
+    expected = steps(torch.optim.AdamW(theirs, lr=0.01, weight_decay=config.weight_decay), theirs)
     for a, b in zip(steps(build_optimiser(ours, config), ours), expected, strict=True):
         torch.testing.assert_close(a, b)
 

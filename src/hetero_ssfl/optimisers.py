@@ -1,9 +1,10 @@
 """The optimiser of a client's local training, by name or as the user's own callable."""
 
 from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .config import OptimConfig
@@ -17,9 +18,8 @@ def build_optimiser(parameters: Iterable[nn.Parameter], config: OptimConfig) -> 
     """A fresh optimiser; the training loop sets its learning rate before every step."""
     trained = list(parameters)
     if config.kind == "sgd":
-        return torch.optim.SGD(
-            trained, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, foreach=True
-        )
+        ours = SGD(trained, config.lr, config.momentum, config.weight_decay)
+        return cast(Optimizer, ours)  # it has all that the training loop and torch's GradScaler use of one
     if config.kind == "adamw":
         return torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
     if config.kind == "lars":
@@ -31,6 +31,39 @@ def build_optimiser(parameters: Iterable[nn.Parameter], config: OptimConfig) -> 
             "Return one for the parameters and the learning rate it is called with."
         )
     return made
+
+
+class SGD:
+    """The steps of torch.optim.SGD, bit for bit, without its start.
+
+    torch imports its compiler, a second of work, when one of its optimisers takes a first step. A SuperNode starts a
+    process for every message.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": parameters, "lr": lr}]
+        self.momentum, self.weight_decay = momentum, weight_decay
+        self.buffers: dict[Tensor, Tensor] = {}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        params: list[Tensor] = [p for p in self.param_groups[0]["params"] if p.grad is not None]
+        grads: list[Tensor] = [p.grad for p in params if p.grad is not None]
+        if self.weight_decay:
+            grads = list(torch._foreach_add(grads, params, alpha=self.weight_decay))
+        if self.momentum:
+            known = [(p, g) for p, g in zip(params, grads, strict=True) if p in self.buffers]
+            if known:
+                buffers = [self.buffers[p] for p, _ in known]
+                torch._foreach_mul_(buffers, self.momentum)
+                torch._foreach_add_(buffers, [g for _, g in known])
+            self.buffers |= {p: g.clone() for p, g in zip(params, grads, strict=True) if p not in self.buffers}
+            grads = [self.buffers[p] for p in params]
+        torch._foreach_add_(params, grads, alpha=-self.param_groups[0]["lr"])
 
 
 class LARS(Optimizer):

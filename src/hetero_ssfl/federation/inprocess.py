@@ -17,7 +17,6 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -252,8 +251,6 @@ class InProcessGrid(LocalGrid):
         fork: bool = False,
     ) -> None:
         super().__init__(nodes, on_progress)
-        if fork:  # once here, not once in every worker: the first step of any optimiser needs it
-            import_module("torch._dynamo")
         self._context: BaseContext = multiprocessing.get_context("fork") if fork else open_nursery()
         self._threads, self._fork = threads, fork
         self._workers: list[_Worker] = []

@@ -45,8 +45,8 @@ class LimitsConfig(Section):
     local_epochs: PositiveInt = 100
     rad_images: PositiveInt = 100_000
     code: tuple[str, ...] = ()
-    """Views, kernels, losses and optimisers (`package.module:name`) and methods (so, or as installed) that a server may name beside the
-    built-in ones; no others are imported."""
+    """Views, kernels, losses and optimisers (`package.module:name`) and methods (so, or as installed) that a server may
+    name beside the built-in ones; no others are imported."""
 
 
 class NodeSettings(Section):

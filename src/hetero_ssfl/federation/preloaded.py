@@ -4,8 +4,6 @@ import gc
 
 gc.disable()  # imports leave no garbage worth looking for: a seventh of their time
 
-import torch._dynamo  # noqa: E402, F401 (the first step of any optimiser would import it)
-
 from . import client_app  # noqa: E402, F401
 
 gc.freeze()  # a collection in a worker would touch, and so copy, every page it shares with the others

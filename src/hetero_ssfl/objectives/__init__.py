@@ -12,7 +12,7 @@ from .embeddings import barlow_twins, on_pairs, simclr, vicreg
 from .siamese import byol, feature_spread, regression_loss, simsiam
 
 LocalLoss = Callable[[Learner, Sequence[Tensor]], tuple[Tensor, Tensor]]
-"""From the networks and the views of a batch: the loss, and the projections of the first view, to watch for collapse."""
+"""From the networks and the views of a batch: the loss, and the first view's projections, to watch for collapse."""
 
 LOCAL_LOSSES: dict[str, LocalLoss] = {
     "byol": byol,
