@@ -1,12 +1,15 @@
 """What every test may rely on: caches of its own, and CIFAR-10 where it is at hand."""
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from hetero_ssfl.cli import main
 
 settings.register_profile("project", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("project")
@@ -51,3 +54,17 @@ def cifar10() -> Path:
     if not path.is_dir():
         pytest.skip(f"there is no {path}")
     return path
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process: exit code, what it printed, what it said on stderr."""
+
+    def calling(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hetero-ssfl", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:  # anything but a clean exit would surface as a traceback
+            main()
+        said = capsys.readouterr()
+        return int(stopped.value.code or 0), said.out, said.err
+
+    return calling

@@ -8,17 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hetero_ssfl import doctor
 from hetero_ssfl.cli import app, main
-from hetero_ssfl.doctor import check_instructions
+from hetero_ssfl.doctor import Finding, check_instructions
 
 TINY = [
     *("--set", "data.limit=260", "--set", "data.validation=60", "--set", "rad.size=32"),
     *("--set", "alignment.rad_batch=16", "--set", "evaluation.epochs=5", "--set", "optim.batch=16"),
 ]
+Call = Callable[..., tuple[int, str, str]]
 COMMAND = [sys.executable, "-c", "from hetero_ssfl.cli import main; main()"]
 
 
@@ -36,7 +39,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_compare_shows_the_difference_for_people_and_machines(finished: Path, tmp_path: Path) -> None:
+def test_compare_shows_the_difference_for_people_and_machines(finished: Path, tmp_path: Path, call: Call) -> None:
     other = tmp_path / "other"
     shutil.copytree(finished, other)
     config = (other / "config.toml").read_text().replace('method = "hetero-ssfl"', 'method = "local"')
@@ -45,19 +48,19 @@ def test_compare_shows_the_difference_for_people_and_machines(finished: Path, tm
     for scores in results["clients"].values():
         scores["linear_all"] += 7
     (other / "results.json").write_text(json.dumps(results))
-    shown = hetero_ssfl("compare", finished, other, "--json", "--plot", tmp_path / "plot.png")
-    rows = json.loads(shown.stdout)["rows"]
+    _, shown, _ = call("compare", finished, other, "--json", "--plot", tmp_path / "plot.png")
+    rows = json.loads(shown)["rows"]
     assert [round(row["difference_to_first"], 6) for row in rows] == [0, 7]
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert "+7.0" in hetero_ssfl("compare", finished, other).stdout
+    assert "+7.0" in call("compare", finished, other)[1]
 
 
-def test_evaluate_repeats_the_recorded_figures_and_can_ask_for_others(finished: Path) -> None:
-    again = json.loads(hetero_ssfl("evaluate", finished, "--split", "test", "--json").stdout)
+def test_evaluate_repeats_the_recorded_figures_and_can_ask_for_others(finished: Path, call: Call) -> None:
+    again = json.loads(call("evaluate", finished, "--split", "test", "--json")[1])
     recorded = json.loads((finished / "results.json").read_text())
     assert again["clients"] == recorded["clients"]
-    fewer = hetero_ssfl("evaluate", finished, "--set", "evaluation.probes=['knn']", "--json")
-    assert set(json.loads(fewer.stdout)["clients"]["client-000"]) == {"knn_all", "knn_own"}
+    _, fewer, _ = call("evaluate", finished, "--set", "evaluation.probes=['knn']", "--json")
+    assert set(json.loads(fewer)["clients"]["client-000"]) == {"knn_all", "knn_own"}
 
 
 def test_interrupting_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
@@ -121,23 +124,18 @@ def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unfinished_run_cannot_be_compared(finished: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_cannot_be_compared(finished: Path, tmp_path: Path, call: Call) -> None:
     unfinished = tmp_path / "run"
     unfinished.mkdir()
     for name in ("config.toml", "environment.json", "facts.json"):
         (unfinished / name).write_bytes((finished / name).read_bytes())
-    done = hetero_ssfl("compare", unfinished)
-    assert done.returncode == 2
-    assert "the run is not finished" in done.stderr
+    code, _, said = call("compare", unfinished)
+    assert code == 2
+    assert "the run is not finished" in said
 
 
-def test_doctor_names_what_is_there_and_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["hetero-ssfl", "doctor", "--json"])
-    with pytest.raises(SystemExit):
-        main()
-    findings = json.loads(capsys.readouterr().out)["findings"]
+def test_doctor_names_what_is_there_and_what_is_missing(call: Call) -> None:
+    findings = json.loads(call("doctor", "--json")[1])["findings"]
     by_name = {f["what"]: f for f in findings}
     assert by_name["torch"]["ok"]
     assert all("Remedy" in f["text"] for f in findings if f["what"] in ("ray", "timm", "onnx") and not f["ok"])
@@ -152,17 +150,18 @@ def test_doctor_names_the_instruction_set_and_the_guard(monkeypatch: pytest.Monk
     assert "hetero-ssfl guards against it" in found.text
 
 
-def test_remedies_with_brackets_are_shown_whole() -> None:
-    shown = hetero_ssfl("doctor").stdout
+def test_remedies_with_brackets_are_shown_whole(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "check_instructions", lambda: Finding("instructions", True, "not asked here"))
+    _, shown, _ = call("doctor")
     missing = {line.split()[1]: line for line in shown.splitlines() if line.startswith("missing")}
     extras = {"timm", "onnx", "tensorboard"} & missing.keys()
     assert all(f"hetero-ssfl[{extra}]" in missing[extra] for extra in extras)
     assert "hetero-ssfl'" not in shown
 
 
-def test_describe_counts_and_draws(tmp_path: Path) -> None:
+def test_describe_counts_and_draws(tmp_path: Path, call: Call) -> None:
     picture = tmp_path / "who.png"
-    facts = json.loads(hetero_ssfl("data", "describe", "demo", "--plot", picture, "--json").stdout)
+    facts = json.loads(call("data", "describe", "demo", "--plot", picture, "--json")[1])
     assert facts["shape"] == [1, 16, 16]
     assert facts["train_images"] + facts["test_images"] == 1797
     counts = facts["clients"]
@@ -189,7 +188,7 @@ def test_help_and_version(
     assert "hetero-ssfl" in capsys.readouterr().out
 
 
-def test_the_demo_makes_a_table_and_a_picture(tmp_path: Path) -> None:
+def test_the_demo_makes_a_table_and_a_picture(tmp_path: Path, call: Call) -> None:
     """The real demo, cut short: three arms, five encoders, one picture."""
     quick = ["--set", "rounds=1", "--set", "local_epochs=1", "--set", "data.limit=560", "--set", "rad.size=40"]
     quick += ["--set", "data.validation=100", "--set", "evaluation.epochs=5", "--quiet"]
@@ -198,5 +197,5 @@ def test_the_demo_makes_a_table_and_a_picture(tmp_path: Path) -> None:
     for word in ("resnet14", "mobilenet", "vit", "alone", "together", "untrained", "mean ± sd"):
         assert word in done.stdout
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 20_000
-    again = hetero_ssfl("demo", *quick, "--run-dir", tmp_path / "demo", "--json")
-    assert len(json.loads(again.stdout)["rows"]) == 5
+    _, again, _ = call("demo", *quick, "--run-dir", tmp_path / "demo", "--json")
+    assert len(json.loads(again)["rows"]) == 5

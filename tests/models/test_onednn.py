@@ -27,10 +27,10 @@ ssl = SslConfig(projector=(16, 8), predictor=16)
 for name in BUILTIN:
     for width in (3, 4, 5, 6, 12, 20):
         options = f"width={width}, heads=1" if name == "vit" else f"width={width}"
-        learner = build_learner(ModelConfig(encoder=f"{name}({options})"), ssl, 3, 16, seed=0)
+        learner = build_learner(ModelConfig(encoder=f"{name}({options})"), ssl, 3, 8, seed=0)
         optimiser = torch.optim.SGD(learner.trainable(), lr=0.01)
         for _ in range(2):
-            views = [torch.randn(8, 3, 16, 16).contiguous(memory_format=torch.channels_last) for _ in range(2)]
+            views = [torch.randn(8, 3, 8, 8).contiguous(memory_format=torch.channels_last) for _ in range(2)]
             optimiser.zero_grad()
             byol(learner, views)[0].backward()
             optimiser.step()
