@@ -131,7 +131,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(override, key, nearest):
 
 
 def test_a_key_like_no_other_is_refused_with_all_of_its_section():
-    assert refusal("ssl.zzz=1").endswith("expected one of kind, projector, predictor, normalize, ema.")
+    assert refusal("partition.zzz=1").endswith("expected one of kind, classes_per_client, alpha, shards_per_client.")
 
 
 @pytest.mark.parametrize(
