@@ -34,13 +34,17 @@ install: $(VENV)/.dev-ready
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-$(VENV)/.demo-ready: pyproject.toml constraints.txt
+# The pip that comes with Python may be years old, and takes twice as long.
+$(VENV)/.pip-ready:
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	touch $@
+
+$(VENV)/.demo-ready: $(VENV)/.pip-ready pyproject.toml constraints.txt
 	$(PIP) -e .
 	touch $@
 
-$(VENV)/.dev-ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+$(VENV)/.dev-ready: $(VENV)/.pip-ready pyproject.toml constraints.txt
 	$(PIP) --no-compile -e ".[dev]"
 	touch $@ $(VENV)/.demo-ready
 

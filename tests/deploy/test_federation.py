@@ -32,7 +32,7 @@ def test_three_supernodes_with_tls_and_keys_give_the_same_numbers_as_in_process(
 
 def test_a_message_of_100_mb_goes_through_both_ways(tmp_path: Path) -> None:
     """Averaging the weights of a wide transformer, 25 million in single precision; the repository itself is the app."""
-    few = ["method=fedbyol", "rounds=1", "evaluation.untrained=false", "evaluation.probes=[]"]
+    few = ["method=fedsimsiam", "ssl.kind=simsiam", "rounds=1", "evaluation.untrained=false", "evaluation.probes=[]"]
     it = deployed(tmp_path, *few, encoders=("vit(width=1800, depth=1, heads=2)",), images=8)
     settings = it.node("node-0") / "node.toml"
     settings.write_text(settings.read_text() + "[limits]\nweights_may_leave = true\n")
