@@ -63,7 +63,7 @@ def cut() -> None:
 
 def main(root: Path, with_cut: bool) -> None:
     patience = ["engine.round_timeout=90", "engine.join_timeout=90"]
-    rounds = 5 if with_cut else 4
+    rounds = 4 if with_cut else 3
     it = deployed(root, f"rounds={rounds}", *patience, "evaluation.untrained=false", encoders=ENCODERS[:2])
     with Rehearsal(it) as rehearsal:
 

@@ -200,7 +200,7 @@ class Server:
         if absent:  # a node that left keeps its own model; its figures are unknown
             results["absent"] = absent
         shared = self.method.global_model(state)
-        if shared:
+        if shared and self.config.evaluation.probes:  # otherwise a whole model would travel for nothing
             results["global"] = self.evaluate_shared(state.round, shared)
         self.folder.write_json("results.json", results)
         self.listen({"event": "finished", "round": state.round, **results})
