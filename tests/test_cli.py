@@ -191,7 +191,7 @@ def test_help_and_version(
 def test_the_demo_makes_a_table_and_a_picture(tmp_path: Path, call: Call) -> None:
     """The real demo, cut short: three arms, five encoders, one picture."""
     quick = ["--set", "rounds=1", "--set", "local_epochs=1", "--set", "data.limit=400", "--set", "rad.size=40"]
-    quick += ["--set", "data.validation=100", "--set", "evaluation.epochs=5", "--quiet"]
+    quick += ["--set", "data.validation=100", "--set", "evaluation.epochs=5", "--set", "data.side=8", "--quiet"]
     done = hetero_ssfl("demo", *quick, "--run-dir", tmp_path / "demo")
     assert done.returncode == 0, done.stderr
     for word in ("resnet14", "mobilenet", "vit", "alone", "together", "untrained", "mean ± sd"):
