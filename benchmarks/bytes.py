@@ -22,7 +22,7 @@ from measuring import RESULTS, Row, publish
 
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.costs import message_bytes
-from hetero_ssfl.federation import start_or_resume
+from hetero_ssfl.federation import start
 from hetero_ssfl.federation.records import content_size, pack
 from hetero_ssfl.methods.averaging import ENCODER, shared_weights
 from hetero_ssfl.models import Learner, build_learner
@@ -47,12 +47,9 @@ ARMS = {
 def measured_bytes(ours: Config, averaging: Config) -> dict[str, int]:
     learner = build_learner(averaging.model_of(0), averaging.ssl, 3, 32, averaging.seed)
     sample, whole = torch.zeros(2, 3, 32, 32), ours.model_copy(update={"alignment": uncut(ours)})
-    return {
-        "ours": message_bytes(ours, learner, sample),
-        "ours, nothing cut": message_bytes(whole, learner, sample),
-        "averaging": message_bytes(averaging, learner, sample),
-        "averaging the encoder alone": encoder_bytes(learner),
-    }
+    asked = {"ours": ours, "ours, nothing cut": whole, "averaging": averaging}
+    found = {name: message_bytes(config, learner, sample) or 0 for name, config in asked.items()}
+    return {**found, "averaging the encoder alone": encoder_bytes(learner)}
 
 
 def uncut(config: Config) -> Any:
@@ -74,7 +71,7 @@ def measure_accuracy(root: Path, seeds: int) -> dict[str, Any]:
     for seed in range(seeds):
         for arm, changes in ARMS.items():
             config = load_config("cifar10-laptop", [*SHORTENED, *changes, f"seed={seed}"])
-            results[arm].append(Result.read(start_or_resume(config, root / f"{arm}-seed{seed}", lambda _: None)))
+            results[arm].append(Result.read(start(config, root / f"{arm}-seed{seed}", lambda _: None)))
             print(f"  seed {seed}  {arm:12}  {results[arm][-1].results['mean']['linear_all']:.2f}", flush=True)
     return {
         "command": f"python benchmarks/bytes.py --accuracy --seeds {seeds}",

@@ -18,16 +18,19 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from measuring import Row, alternate, publish, seconds
 
 from hetero_ssfl.config import Config, validate
-from hetero_ssfl.federation import start
-from hetero_ssfl.federation.participant import ClientCache
-from hetero_ssfl.federation.simulated import client_name, open_site
+from hetero_ssfl.events import Event, RoundBegun
+from hetero_ssfl.federation import participants, start
+from hetero_ssfl.federation.client.memory import ClientCache
+from hetero_ssfl.federation.sites import open_site
+from hetero_ssfl.federation.sites.simulated import client_name
 from hetero_ssfl.methods import Broadcast, method_for
+from hetero_ssfl.runs import RunFolder
 
 SELECTED = 10
 WARM_UP = 2  # rounds
@@ -62,8 +65,8 @@ def rounds_of(kind: Kind, clients: int, rounds: int) -> list[float]:
     """Seconds of each round after the warm-up."""
     begun: list[float] = []
 
-    def listen(event: dict[str, Any]) -> None:
-        if event["event"] == "begin" and event["round"] > WARM_UP:
+    def listen(event: Event) -> None:
+        if isinstance(event, RoundBegun) and event.round > WARM_UP:
             begun.append(time.perf_counter())
             if len(begun) > rounds:
                 raise EnoughError
@@ -79,8 +82,8 @@ def rounds_of(kind: Kind, clients: int, rounds: int) -> list[float]:
 def training_seconds(clients: int) -> float:
     """What the local work of a round's clients takes without any engine, by one worker's thread."""
 
-    def listen(event: dict[str, Any]) -> None:
-        if event["event"] == "begin" and event["round"] == 1:
+    def listen(event: Event) -> None:
+        if isinstance(event, RoundBegun) and event.round == 1:
             raise EnoughError
 
     config = engine_config("in-process", clients)
@@ -88,9 +91,12 @@ def training_seconds(clients: int) -> float:
         with contextlib.suppress(EnoughError):
             start(config, Path(scratch, "run"), listen)
         torch.set_num_threads(1)
-        site, cache, method = open_site(str(Path(scratch, "run")), config.to_toml()), ClientCache(), method_for(config)
+        folder = RunFolder(Path(scratch, "run"))
+        cache, method = ClientCache(), method_for(config)
         down = Broadcast(1, {"factor": torch.randn(config.rad.size, config.rad.size)})
-        everyone = [cache.get(site.participant(k), limit=0) for k in range(SELECTED)]
+        everyone = [
+            cache.get(p, limit=0) for p in itertools.islice(participants(folder, open_site(folder), config), SELECTED)
+        ]
         assert everyone[0].name == client_name(0)
         method.local_update(everyone[0], down)  # the first one imports and warms up
         return statistics.median(

@@ -19,7 +19,6 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 from measuring import Row, medians, publish
@@ -28,6 +27,7 @@ from torch import Tensor
 from hetero_ssfl.config import Config, validate
 from hetero_ssfl.consensus import client_factor, combine
 from hetero_ssfl.data import load_images, load_rad, random_view, split_training_images, to_input
+from hetero_ssfl.events import Event, RoundBegun, RoundDone
 from hetero_ssfl.federation import start
 from hetero_ssfl.models import Learner, build_learner
 from hetero_ssfl.objectives import alignment_distance, byol
@@ -65,13 +65,14 @@ def benchmark_config(rounds: int) -> Config:
 
 def run_engine(config: Config) -> tuple[float, States]:
     """Seconds from the begin of round 1 to the first event after the last round was saved, and the clients."""
-    begun, ended, previous = 0.0, 0.0, {"event": "", "round": -1}
+    begun, ended = 0.0, 0.0
+    previous: Event | None = None
 
-    def listen(event: dict[str, Any]) -> None:
+    def listen(event: Event) -> None:
         nonlocal begun, ended, previous
-        if event["event"] == "begin" and event["round"] == 1:
+        if isinstance(event, RoundBegun) and event.round == 1:
             begun = time.perf_counter()
-        if previous["event"] == "round" and previous["round"] == config.rounds:
+        if isinstance(previous, RoundDone) and previous.round == config.rounds:
             ended = time.perf_counter()
         previous = event
 

@@ -3,7 +3,8 @@
 Each client holds the same number of images, so that a round is the same work whatever the number of clients. Everybody
 has a state on disk, as after a first round (a client's very first takes 30 ms more, for building its networks).
 Measured over the rounds after the first: seconds from one `begin` to the next, bytes sent and received, the largest
-memory of server, nursery and workers together (PSS: what they share counts once), and where the server's own time went.
+memory of server, fork server and workers together (PSS: what they share counts once), and where the server's
+own time went.
 
     python benchmarks/scale.py
 """
@@ -27,9 +28,11 @@ from measuring import Row, publish
 from PIL import Image
 
 from hetero_ssfl.config import Config, validate
-from hetero_ssfl.federation import server_app, start
-from hetero_ssfl.federation.nodes import Nodes
-from hetero_ssfl.federation.simulated import client_name
+from hetero_ssfl.events import Event, RoundBegun
+from hetero_ssfl.federation import start
+from hetero_ssfl.federation.server import loop
+from hetero_ssfl.federation.server.roster import Roster
+from hetero_ssfl.federation.sites.simulated import client_name
 from hetero_ssfl.methods.hetero import HeteroSSFL
 
 SELECTED = 10
@@ -140,8 +143,8 @@ def measure(source: Path, clients: int, rad: int, images: int, rounds: int) -> d
     begun: list[float] = []
     spent: dict[str, float] = {}
 
-    def listen(event: dict[str, Any]) -> None:
-        if event["event"] == "begin" and event["round"] >= 2:  # in round 1 the selected are new to every cache
+    def listen(event: Event) -> None:
+        if isinstance(event, RoundBegun) and event.round >= 2:  # in round 1 the selected are new to every cache
             if not begun:
                 spent.clear()
                 give_states(run, clients)
@@ -154,8 +157,8 @@ def measure(source: Path, clients: int, rad: int, images: int, rounds: int) -> d
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch, "run")
         with (
-            timed(server_app, "save_state", spent),
-            timed(Nodes, "welcome", spent),
+            timed(loop, "save_state", spent),
+            timed(Roster, "welcome", spent),
             timed(HeteroSSFL, "aggregate", spent),
             suppress(EnoughError),
         ):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from hetero_ssfl.config import Config, validate
 from hetero_ssfl.consensus import sketch
-from hetero_ssfl.federation.saving import save_state
+from hetero_ssfl.federation.server.saving import save_state
 from hetero_ssfl.methods import ServerState, Update
 from hetero_ssfl.methods.hetero import HeteroSSFL
 from hetero_ssfl.runs import RunFolder

@@ -27,11 +27,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from hetero_ssfl.config import Config, ViewsConfig, validate
 from hetero_ssfl.data import random_view
-from hetero_ssfl.federation.inprocess import keep_freed_memory
+from hetero_ssfl.federation.engines.workers import keep_freed_memory
 from hetero_ssfl.models import Learner, build_learner
 from hetero_ssfl.objectives import byol
 from hetero_ssfl.seeding import rng_for
-from hetero_ssfl.training import Client, train
+from hetero_ssfl.training import TrainingClient, train
 
 MODELS = {"ResNet-10": "resnet10(width=16)", "ResNet-18": "resnet18(width=16)"}
 BATCH, SIDE, PROCESSES, VIEWS = 128, 32, 2, ViewsConfig()
@@ -66,7 +66,7 @@ def ours(task: Task) -> float:
     """Images per second of one worker."""
     torch.set_num_threads(1)
     config, pixels = task.config(), noise(task.images)
-    client = Client("client", config, learner_of(config), pixels[: task.batch], rad=pixels[:0])
+    client = TrainingClient("client", config, learner_of(config), pixels[: task.batch], rad=pixels[:0])
     train(client, 1)
     client.pixels = pixels
     return task.images / seconds(lambda: train(client, 1))

@@ -14,7 +14,8 @@ from statistics import mean, stdev
 from rich.console import Console
 
 from hetero_ssfl.config import load_config
-from hetero_ssfl.federation import start_or_resume
+from hetero_ssfl.events import Evaluated, RoundDone
+from hetero_ssfl.federation import start
 from hetero_ssfl.progress import RunView
 from hetero_ssfl.runs import RunFolder
 
@@ -70,7 +71,7 @@ def main() -> None:
             for variant in arguments.only:
                 path = folder_of(arguments.root, variant, seed)
                 with RunView(console, f"{variant}, seed {seed}") as view:
-                    start_or_resume(load_config(arguments.preset, overrides(variant, seed)), path, view)
+                    start(load_config(arguments.preset, overrides(variant, seed)), path, view)
     print_table(arguments.root, arguments.only, arguments.seeds, arguments.test)
 
 
@@ -86,8 +87,9 @@ def print_table(root: Path, variants: list[str], seeds: int, with_test: bool) ->
             if not folder.finished:
                 continue
             events, test = folder.events(), folder.read_json("results.json")["mean"]
-            scores = [e for e in events if e["event"] == "evaluation" and e["split"] == "validation"][-1]["mean"]
-            rank = [e for e in events if e["event"] == "round"][-1].get("consensus_effective_rank", float("nan"))
+            scores = [e.mean for e in events if isinstance(e, Evaluated) and e.split == "validation"][-1]
+            figures = [e.figures for e in events if isinstance(e, RoundDone)][-1]
+            rank = figures.get("consensus_effective_rank", float("nan"))
             row = [scores["linear_all"], scores["knn_all"], scores["linear_own"], rank]
             rows.append(row + ([test["linear_all"], test["linear_own"]] if with_test else []))
         if rows:

@@ -1,6 +1,7 @@
 """The module arrows of docs/design.md: who may import whom."""
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 
 import hetero_ssfl
@@ -8,11 +9,15 @@ import hetero_ssfl
 ROOT = Path(hetero_ssfl.__file__).parent
 BASE = {"errors", "config", "seeding", "plugins"}
 CORE = BASE | {"data", "models", "objectives", "consensus", "optimisers", "training", "methods"}
+RECORDS, SITES, CLIENT, SERVER, ENGINES, RUNNING = (
+    f"federation.{layer}" for layer in ("records", "sites", "client", "server", "engines", "running")
+)
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "__init__": CORE | {"api", "evaluation", "federation", "finished", "runs"},  # when a name is first used
+    "__init__": CORE | {"api", "evaluation", "federation", "federation.strategy", "runs"},  # when a name is first used
     "errors": set(),
     "seeding": set(),
+    "events": set(),
     "plugins": {"errors"},
     "config": {"errors"},
     "presets": set(),
@@ -24,29 +29,44 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": BASE | {"data", "models", "objectives", "consensus", "optimisers"},
     "methods": BASE | {"data", "models", "objectives", "consensus", "training"},
     "evaluation": BASE | {"data", "models", "objectives"},
-    "runs": BASE,
-    "federation": CORE | {"__init__", "evaluation", "runs"},
-    "report": BASE | {"consensus", "evaluation", "federation", "methods", "runs"},
-    "use": BASE | {"data", "models", "evaluation", "federation", "plugins", "report", "runs"},
-    "progress": set(),
+    "runs": BASE | {"events"},
+    # The federation, from what travels up to what starts a run.
+    RECORDS: {"errors", "methods"},
+    "federation.logs": set(),
+    SITES: CORE | {"runs", RECORDS},
+    CLIENT: CORE | {"__init__", "evaluation", "runs", RECORDS, SITES, "federation.logs"},
+    SERVER: BASE | {"events", "methods", "runs", RECORDS, SITES},
+    ENGINES: {"config", "errors", "runs", RECORDS, SITES, CLIENT},
+    RUNNING: CORE | {"evaluation", "events", "runs", RECORDS, SITES, CLIENT, SERVER, ENGINES},
+    "federation.superlink": {"config", "errors", "events", "federation.logs", SITES, RUNNING},
+    "federation.strategy": {"config", "errors", "methods", RECORDS},
+    "federation": {RUNNING},
+    # What people use and see.
+    "report": BASE | {"consensus", "evaluation", "events", "methods", "runs"},  # no encoders, no federation
+    "use": BASE | {"data", "models", "evaluation", "events", "federation", SITES, "report", "runs"},
+    "progress": {"events"},
     "doctor": set(),
-    "deploy": BASE | {"progress"},
-    "api": CORE | {"federation", "finished", "progress", "runs"},
-    "finished": BASE | {"federation", "plugins", "report", "runs"},
-    "demo": BASE | {"federation", "report", "progress", "runs"},
-    "paper": BASE | {"federation", "report", "progress", "runs"},
-    "costs": CORE | {"federation"},
+    "deploy": BASE | {"events", "progress"},
+    "api": CORE | {"events", "federation", RECORDS, SITES, "progress", "report", "runs"},
+    "describe": {"config", "data", "runs", SITES},
+    "demo": BASE | {"federation", SITES, "report", "progress", "runs"},
+    "paper": BASE | {"events", "federation", "report", "progress", "runs"},
+    "costs": CORE | {RECORDS, RUNNING},
     "sweep": BASE | {"federation", "report", "progress"},
-    "terminal": {"config"},
-    "studies": {"errors", "terminal", "runs", "report", "demo", "paper", "costs", "sweep"},
     "cli": BASE
-    | {"__init__", "data", "federation", "report", "progress", "runs"}
-    | {"doctor", "deploy", "use", "studies", "terminal"},
+    | {"__init__", "federation", ENGINES, "report", "progress", "runs", "use"}
+    | {"doctor", "deploy", "describe", "demo", "paper", "costs", "sweep"},
 }
 
 
+def layer(parts: Sequence[str]) -> str:
+    """The entry of the table that a module belongs to: its package or, within the federation, its layer there."""
+    inner = ".".join(parts[:2])
+    return inner if inner in MAY_IMPORT else parts[0] if parts[0] in MAY_IMPORT else "__init__"
+
+
 def imports(path: Path) -> set[tuple[str, str]]:
-    """(top-level module of ours or '', name of an outside package or '') for every import in a file."""
+    """(layer of ours or '', name of an outside package or '') for every import in a file."""
     package = path.relative_to(ROOT).parts[:-1]
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -56,18 +76,17 @@ def imports(path: Path) -> set[tuple[str, str]]:
             found.add(("", (node.module or "").split(".")[0]))
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1]
-            targets = [node.module.split(".")] if node.module else [[alias.name] for alias in node.names]
-            for target in targets:
-                whole = [*base, *target]
-                found.add((whole[0] if whole[0] in MAY_IMPORT else "__init__", ""))
+            named = node.module.split(".") if node.module else []
+            for alias in node.names:  # a name may be a module, and so a layer of its own
+                found.add((layer([*base, *named, alias.name]), ""))
     return found
 
 
 def test_every_module_imports_only_what_the_design_allows() -> None:
     for path in sorted(ROOT.rglob("*.py")):
-        module = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        allowed = MAY_IMPORT[module] | {module}
+        own = layer([part.removesuffix(".py") for part in path.relative_to(ROOT).parts])
         ours = {name for name, _ in imports(path) if name}
+        allowed = MAY_IMPORT[own] | {own}
         assert ours <= allowed, f"{path.relative_to(ROOT)} imports {sorted(ours - allowed)}"
 
 

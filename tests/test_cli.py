@@ -99,7 +99,7 @@ def test_interrupting_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
         (["run", "smoke", "--set", "data.source=/no/such"], "no data at '/no/such'"),
         (["run", "smo[/k]"], "unknown preset 'smo[/k]'"),
         (["run", "smoke", "--set", "engine.device=cuda"], "engine.device = 'cuda' cannot be used"),
-        (["run", "smoke", "--resume", "nowhere"], "name nothing else"),
+        (["run", "smoke", "--resume", "nowhere"], "Name only its folder"),
         (["run", "--resume", "nowhere"], "'nowhere' is not a run folder"),
         (["compare", "nowhere"], "'nowhere' is not a run folder"),
         (["evaluate", "nowhere"], "'nowhere' is not a run folder"),

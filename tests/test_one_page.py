@@ -17,7 +17,7 @@ from hetero_ssfl.methods.base import Broadcast
 from hetero_ssfl.models import Learner
 from hetero_ssfl.objectives import alignment_distance, byol
 from hetero_ssfl.seeding import rng_for
-from hetero_ssfl.training import Client
+from hetero_ssfl.training import TrainingClient
 
 PAGE = Path(__file__).parents[1] / "examples" / "one_page.py"
 CLIENTS = ["deep CNN", "flat CNN", "MLP"]
@@ -148,7 +148,7 @@ def test_a_round_takes_the_same_steps_to_the_same_consensus(
     package_losses: list[float] = []
     learner = as_learner(nets[name], config.ssl)
     smooth(learner)
-    client = Client("c", config, learner, pixels, rad, progress=lambda _, loss: package_losses.append(loss))
+    client = TrainingClient("c", config, learner, pixels, rad, progress=lambda _, loss: package_losses.append(loss))
     reply = method_for(config).local_update(client, Broadcast(1, {"factor": b}))
 
     page_losses = steps_of_the_page(page, nets[name], config, pixels, rad, b)

@@ -8,11 +8,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from blocks import ROOT, blocks_of
-from commands import words
-from pictures import write_folders
 
 import hetero_ssfl
+from helpers.blocks import ROOT, blocks_of
+from helpers.commands import words
+from helpers.pictures import write_folders
 
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:

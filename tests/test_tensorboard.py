@@ -11,8 +11,10 @@ import pandas
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from helpers.saved import lines
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
+from hetero_ssfl.events import Event, RoundDone
 from hetero_ssfl.federation import resume, start
 from hetero_ssfl.runs import RunFolder
 
@@ -33,10 +35,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tracked") / "run"
     kept = path.parent / "server.safetensors"
 
-    def stop(event: dict[str, Any]) -> None:
-        if event["event"] == "round" and event["round"] == 1:
+    def stop(event: Event) -> None:
+        if isinstance(event, RoundDone) and event.round == 1:
             shutil.copy(path / "server.safetensors", kept)
-        if event["event"] == "round" and event["round"] == 2:
+        if isinstance(event, RoundDone) and event.round == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -51,7 +53,7 @@ def test_every_figure_is_a_point_once_also_after_a_crash(run: Path) -> None:
     found = scalars(run)
     expected: Counter[tuple[str, int]] = Counter()
     values = {}
-    for event in RunFolder.open(run).events():
+    for event in lines(RunFolder.open(run)):
         figures: dict[str, Any] = {}
         if event["event"] == "client":
             figures = {f"{key}/{event['client']}": value for key, value in event.items()}
@@ -96,5 +98,5 @@ def test_pandas_reads_the_events_in_one_line(run: Path) -> None:
     table = events[events["event"] == "client"].pivot(index="round", columns="client", values="loss_ssl")
     assert list(table.columns) == ["client-000", "client-001", "client-002"]
     assert list(table.index) == [0, 1, 2, 3]
-    recorded = [e["loss_ssl"] for e in RunFolder.open(run).events() if e.get("client") == "client-001" and e["round"]]
+    recorded = [e["loss_ssl"] for e in lines(RunFolder.open(run)) if e.get("client") == "client-001" and e["round"]]
     assert table["client-001"][1:].tolist() == pytest.approx(recorded)

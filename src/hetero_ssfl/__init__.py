@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import Client as Client
+    from .api import Run as Run
     from .api import federate as federate
     from .config import AlignmentConfig as AlignmentConfig
     from .config import Config as Config
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from .federation import resume as resume
     from .federation import start as start
     from .federation.strategy import HeteroSSFLStrategy as HeteroSSFLStrategy
-    from .finished import Run as Run
     from .methods import METHODS as METHODS
     from .methods import Broadcast as Broadcast
     from .methods import FedAvg as FedAvg
@@ -49,7 +49,7 @@ __version__ = "0.1.0"
 _HOME = {
     "federate": "api",
     "Client": "api",
-    "Run": "finished",
+    "Run": "api",
     "Config": "config",
     "AlignmentConfig": "config",
     "load_config": "config",

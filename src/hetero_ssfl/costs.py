@@ -10,12 +10,11 @@ from torch import Tensor
 
 from .config import ClientsConfig, Config, ModelConfig, OptimConfig, SslConfig
 from .data import Images, load_images, split_training_images, to_input
-from .federation.engine import torch_threads
 from .federation.records import content_size, pack
+from .federation.running import torch_threads
 from .methods import Broadcast, method_class, method_for
-from .methods.averaging import FedBYOL, shared_weights
 from .models import Learner, build_learner, count_parameters
-from .training import Client
+from .training import TrainingClient
 
 PUBLIC = {"cifar10": (50_000, 32, 10), "cifar100": (50_000, 32, 100), "tiny-imagenet": (100_000, 64, 200)}
 """Training images, side and classes of the whole public data sets."""
@@ -33,7 +32,7 @@ def costs_of(name: str, config: Config) -> dict[str, Any]:
         # Measured first, on networks of its own: two models of this size at once would not fit the bound of a dry run.
         seconds = seconds_per_step(config, config.model_of(number), channels, side, classes)
         learner = build_learner(config.model_of(number), config.ssl, channels, side, config.seed, classes=classes)
-        largest = max(len(share) for share in split.clients[number :: len(config.clients.models)])
+        largest = max(len(rows) for rows in split.clients[number :: len(config.clients.models)])
         steps = max(1, largest // config.optim.batch) * config.local_epochs
         networks = sum(t.numel() * t.element_size() for t in learner.state_dict().values())
         trainable = sum(p.numel() * 4 for p in learner.trainable())
@@ -69,29 +68,17 @@ def _images(config: Config) -> Images:
     return Images(blank, torch.arange(count) % classes, tuple(map(str, range(classes))))
 
 
-def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int:
-    """Both ways, one client and round, measured on contents of the real shapes."""
-    method = method_for(config)
-    if isinstance(method, FedBYOL):
-        weights = shared_weights(learner, method.shared)
-        return 2 * sum(content_size(pack({key: value})) for key, value in weights.items())
-    if config.method != "hetero-ssfl":
-        return 0
-    with torch.no_grad():
-        learner.eval()
-        width = learner.represent(sample, config.alignment.layer).shape[1]
-    rank, rows, wire = config.alignment.rank, config.rad.size, getattr(torch, config.alignment.wire)
-    columns = min(width, rank), min(width * config.clients.count, rank)  # up, down
-    if config.alignment.form == "sketch":
-        columns = min(rank, rows), min(rank, rows)
-    return sum(content_size(pack({"factor": torch.zeros(rows, c, dtype=wire)})) for c in columns)
+def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int | None:
+    """Both ways, one client and round, measured on contents of the real shapes; None if the method does not say."""
+    examples = method_for(config).example_messages(learner, sample)
+    if examples is None:
+        return None
+    return sum(content_size(pack({key: value})) for arrays in examples for key, value in arrays.items())
 
 
 def seconds_per_step(config: Config, model: ModelConfig, channels: int, side: int, classes: int | None) -> float:
-    """From a measured image; a RAD batch counts as half a pair of views."""
-    images = float(config.optim.batch)
-    if config.method == "hetero-ssfl" and config.alignment.mu > 0:
-        images += min(config.alignment.rad_batch or config.rad.size, config.rad.size) / 2
+    """From a measured image."""
+    images = config.optim.batch + method_for(config).extra_images_per_step()
     return images * _seconds_per_image(model, config.ssl, channels, side, classes)
 
 
@@ -109,7 +96,7 @@ def _seconds_per_image(model: ModelConfig, ssl: SslConfig, channels: int, side: 
     )
     pixels = torch.zeros(count, channels, side, side, dtype=torch.uint8)
     labels = torch.arange(count) % classes if classes else None
-    client, method, times = Client("measured", config, learner, pixels, pixels, labels), method_for(config), []
+    client, method, times = TrainingClient("measured", config, learner, pixels, pixels, labels), method_for(config), []
     with torch_threads(1):
         for _ in range(3):
             started = time.perf_counter()
@@ -138,7 +125,7 @@ def cost_table(costs: list[dict[str, Any]]) -> Table:
                 model["encoder"],
                 f"{model['encoder_parameters']:,}",
                 str(model["steps_per_round"]),
-                f"{model['bytes_per_round'] / 1e6:.1f}",
+                "?" if model["bytes_per_round"] is None else f"{model['bytes_per_round'] / 1e6:.1f}",
                 f"{model['memory_bytes'] / 1e6:.0f}",
                 "" if number else str(cost["rounds"]),
                 "" if number else f"{cost['core_hours']:,.1f}",

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from .config import load_config
-from .federation import mutual_cka_of, start_or_resume
+from .federation import mutual_cka_of, start
+from .federation.sites import open_site
 from .progress import RunView
 from .report import plots
 from .report.tables import Result, spread
@@ -52,7 +53,7 @@ def run_demo(folder: Path, console: Console, overrides: list[str], quiet: bool =
     for arm, settings in ARMS.items():
         config = load_config("demo", [*overrides, *settings])
         with RunView(console, arm, quiet) as view:
-            results[arm] = Result.read(start_or_resume(config, folder / arm.replace(" ", "-"), view))
+            results[arm] = Result.read(start(config, folder / arm.replace(" ", "-"), view))
     picture = folder / "demo.png"
     _draw(results, picture)
     return Demo(results, picture)
@@ -97,10 +98,15 @@ def _draw(results: dict[str, Result], path: Path) -> None:
     axes[0, 0].set_title("alone and together, round by round (band: lowest to highest client)", fontsize=9)
     together = results["together"]
     plots.holdings(axes[0, 1], together.facts["holdings"], together.facts["classes"])
-    clients, untrained = mutual_cka_of(together.folder, trained=False)
+    clients, untrained = mutual_cka_of(together.folder, open_site(together.folder), trained=False)
     names = [together.model(c)["encoder"].partition("(")[0] for c in clients]
     plots.heat_map(axes[0, 2], untrained, "mutual CKA on the RAD, untrained", names)
     for axis, (arm, result) in zip(axes[1], results.items(), strict=True):
-        plots.heat_map(axis, mutual_cka_of(result.folder, trained=True)[1], f"mutual CKA after training, {arm}", names)
+        plots.heat_map(
+            axis,
+            mutual_cka_of(result.folder, open_site(result.folder), trained=True)[1],
+            f"mutual CKA after training, {arm}",
+            names,
+        )
     figure.tight_layout()
     plots.save(figure, path)

@@ -16,7 +16,8 @@ from rich.table import Table
 
 from .config import Config, load_config
 from .errors import ConfigError
-from .federation import start_or_resume
+from .events import ClientTrained
+from .federation import start
 from .progress import RunView
 from .report.tables import Result
 from .runs import RunFolder
@@ -34,7 +35,7 @@ LITERAL = [
     "alignment.augment_rad=false",
 ]
 
-METHODS: dict[str, list[str]] = {
+ROW_SETTINGS: dict[str, list[str]] = {
     "FedBYOL": ["method=fedbyol"],
     "FedSimSiam": ["method=fedsimsiam", "ssl.kind=simsiam"],
     "FedU": ["method=fedu"],
@@ -143,7 +144,7 @@ class Cell:
         settings += [f"clients.count={count}", f"clients.per_round={per_round}"]
         if self.row == "central BYOL":
             settings += ["clients.per_round=1"]
-        return load_config(preset, [*settings, *_ours(scale, self.row), *METHODS[self.row]])
+        return load_config(preset, [*settings, *_ours(scale, self.row), *ROW_SETTINGS[self.row]])
 
 
 def _ours(scale: str, row: str) -> list[str]:
@@ -176,7 +177,7 @@ def run_cells(cells: list[Cell], scale: Scale, seeds: int, root: Path, console: 
     for seed in range(seeds):
         for cell in cells:
             with RunView(console, f"{cell.name}, seed {seed}", quiet) as view:
-                start_or_resume(cell.config(scale, seed), cell.folder(root, scale, seed), view)
+                start(cell.config(scale, seed), cell.folder(root, scale, seed), view)
 
 
 def score(cell: Cell, scale: Scale, seeds: int, root: Path, metric: str = "linear_all") -> dict[str, Any]:
@@ -198,9 +199,10 @@ def score(cell: Cell, scale: Scale, seeds: int, root: Path, metric: str = "linea
             spreads.append(stdev(scores))
         if metric in result.results.get("global", {}):
             shared.append(result.results["global"][metric])
-        trained = [e for e in folder.events() if e["event"] == "client" and e["round"] > 0 and "bytes_up" in e]
-        if trained:
-            sent.append(mean(e["bytes_up"] + e["bytes_down"] for e in trained))
+        trained = [e for e in folder.events() if isinstance(e, ClientTrained) and e.round > 0]
+        bytes_sent = [e.bytes_up + e.bytes_down for e in trained if e.bytes_up is not None]
+        if bytes_sent:
+            sent.append(mean(bytes_sent))
     return {
         "cell": cell.name,
         "metric": metric,

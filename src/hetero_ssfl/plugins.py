@@ -12,18 +12,18 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 from .errors import ConfigError
 
 GIVEN = "given"
 TRUST_VARIABLE = "HETERO_SSFL_TRUST"
-_given: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_at_hand: ContextVar[Mapping[str, Any]] = ContextVar("objects that the current run was given", default={})  # noqa: B039
 
 
 class Given:
@@ -47,21 +47,26 @@ class Given:
         self._specs[id(thing)] = f"{GIVEN}:{unique}"
         return self._specs[id(thing)]
 
-    def offer(self) -> None:
-        """Let `find` know them, for as long as someone keeps this; of several runs' objects the last offered count."""
-        _given.update(self.things)
+    @contextmanager
+    def at_hand(self) -> Iterator[None]:
+        """Within this block, and in processes forked from it, `find` knows these objects."""
+        token = _at_hand.set(self.things)
+        try:
+            yield
+        finally:
+            _at_hand.reset(token)
 
 
 def find(spec: str, what: str) -> Any:
     """The callable behind a name; `what` is the setting that named it."""
     module, _, name = spec.partition(":")
     if module == GIVEN:
-        if name not in _given:
+        if name not in _at_hand.get():
             raise ConfigError(
-                f"{what} = '{spec}' was handed over from Python, and this process has not got it. "
+                f"{what} = '{spec}' was handed over from Python, and this process does not have it. "
                 "Call federate(...) again with the same arguments."
             )
-        return _given[name]
+        return _at_hand.get()[name]
     found = getattr(load_module(module, "put it on PYTHONPATH"), name, None)
     if not callable(found):
         raise ConfigError(f"{what} = '{spec}': module {module} has no callable '{name}'. Check the name.")
@@ -82,7 +87,8 @@ _used: set[str] = set()  # in this process, for where the user's record cannot b
 
 def remember(specs: Iterable[str]) -> None:
     """The user trains with these: folders that name them may have them imported from now on."""
-    new = {_entry(spec) for spec in specs if ":" in spec and not spec.startswith(f"{GIVEN}:")} - _known()
+    entries = {_entry(spec) for spec in specs if ":" in spec and not spec.startswith(f"{GIVEN}:")}
+    new = entries - _known() if entries else entries
     _used.update(new)
     if new:
         with suppress(OSError, RuntimeError):  # RuntimeError: there is no home

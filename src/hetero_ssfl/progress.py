@@ -3,12 +3,11 @@
 Without a terminal (a log file, CI) it is one plain line per finished round.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .events import Evaluated, Evaluating, Event, Progressed, RoundBegun, RoundDone, Started, Warned
 
 
 class RunView:
@@ -30,7 +29,7 @@ class RunView:
         self.rounds: TaskID | None = None
         self.clients: dict[str, TaskID] = {}
         self.total, self.round, self.selected = 1, 0, 1
-        self.shares: dict[str, float] = {}
+        self.done: dict[str, float] = {}
 
     def __enter__(self) -> "RunView":
         self.bar.start()
@@ -39,62 +38,71 @@ class RunView:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        handler = getattr(self, f"_on_{event['event']}", None)
-        if handler:
-            handler(event)
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._on_start(event)
+            case RoundBegun():
+                self._on_begin(event)
+            case Progressed():
+                self._on_progress(event)
+            case Evaluating():
+                self._on_evaluating(event)
+            case RoundDone():
+                self._on_round(event)
+            case Evaluated():
+                self._on_evaluation(event)
+            case Warned():
+                self._say(f"[yellow]warning[/] (round {event.round}): {escape(event.text)}")
 
     def _say(self, text: str) -> None:
         if not self.quiet:
             self.bar.console.print(text, highlight=False, soft_wrap=True)
 
-    def _on_start(self, event: Mapping[str, Any]) -> None:
-        self.total = event["rounds"]
-        self.rounds = self.bar.add_task(f"[bold]{self.title}", total=self.total, completed=event["round"], note="")
-        if event["round"]:
-            self._say(f"{self.title}: going on after round {event['round']} of {self.total}")
+    def _on_start(self, event: Started) -> None:
+        self.total = event.rounds
+        self.rounds = self.bar.add_task(f"[bold]{self.title}", total=self.total, completed=event.round, note="")
+        if event.round:
+            self._say(f"{self.title}: continuing after round {event.round} of {self.total}")
 
-    def _on_begin(self, event: Mapping[str, Any]) -> None:
-        self.round, self.selected, self.shares = event["round"], len(event["clients"]), {}
+    def _on_begin(self, event: RoundBegun) -> None:
+        self.round, self.selected, self.done = event.round, len(event.clients), {}
         self._clear_clients()
 
-    def _on_progress(self, event: Mapping[str, Any]) -> None:
-        name = event["client"]
+    def _on_progress(self, event: Progressed) -> None:
+        name = event.client
         if name not in self.clients:
             self.clients[name] = self.bar.add_task(f"  {name}", total=1.0, note="")
-        self.bar.update(self.clients[name], completed=event["done"], note=f"loss {event['loss']:.3f}")
-        self.shares[name] = event["done"]
+        self.bar.update(self.clients[name], completed=event.done, note=f"loss {event.loss:.3f}")
+        self.done[name] = event.done
         if self.rounds is not None and self.round:
-            self.bar.update(self.rounds, completed=self.round - 1 + sum(self.shares.values()) / self.selected)
+            self.bar.update(self.rounds, completed=self.round - 1 + sum(self.done.values()) / self.selected)
 
-    def _on_evaluating(self, event: Mapping[str, Any]) -> None:
+    def _on_evaluating(self, event: Evaluating) -> None:
         self._clear_clients()
         if self.rounds is not None:
-            self.bar.update(self.rounds, note=f"probing on {event['split']} images")
+            self.bar.update(self.rounds, note=f"probing on {event.split} images")
 
-    def _on_round(self, event: Mapping[str, Any]) -> None:
-        parts = [f"round {event['round']}/{self.total}"]
+    def _on_round(self, event: RoundDone) -> None:
+        parts = [f"round {event.round}/{self.total}"]
         for key, label in (
             ("loss_ssl", "ssl"),
             ("loss_alignment", "alignment"),
             ("spread", "spread"),
             ("consensus_effective_rank", "consensus rank"),
         ):
-            if key in event:
-                parts.append(f"{label} {event[key]:.3g}")
+            if key in event.figures:
+                parts.append(f"{label} {event.figures[key]:.3g}")
         text = "  ".join(parts)
         if self.rounds is not None and self.live:
-            self.bar.update(self.rounds, completed=max(0, event["round"]), note="  ".join(parts[1:]))
+            self.bar.update(self.rounds, completed=max(0, event.round), note="  ".join(parts[1:]))
         else:
-            self._say(f"{self.title}: {text}  ({event['seconds']:.1f} s)")
+            self._say(f"{self.title}: {text}  ({event.seconds:.1f} s)")
 
-    def _on_evaluation(self, event: Mapping[str, Any]) -> None:
-        if event["split"] == "validation" and event["mean"] and not self.live:
-            scores = "  ".join(f"{key} {value:.1f}" for key, value in event["mean"].items())
-            self._say(f"{self.title}: validation after round {event['round']}: {scores}")
-
-    def _on_warning(self, event: Mapping[str, Any]) -> None:
-        self._say(f"[yellow]warning[/] (round {event['round']}): {escape(event['text'])}")
+    def _on_evaluation(self, event: Evaluated) -> None:
+        if event.split == "validation" and event.mean and not self.live:
+            scores = "  ".join(f"{key} {value:.1f}" for key, value in event.mean.items())
+            self._say(f"{self.title}: validation after round {event.round}: {scores}")
 
     def _clear_clients(self) -> None:
         for task in self.clients.values():

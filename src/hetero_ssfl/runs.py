@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,8 +36,13 @@ from torch import Tensor
 
 from .config import Config, parse_config
 from .errors import HeteroSSFLError, ProtocolError, RunError
+from .events import Event, from_lines, to_lines
 
-FORMAT = 2
+FORMAT = 3
+READABLE = (2, 3)
+
+SiteKind = Literal["simulated", "python", "nodes"]
+"""Where a run's participants are: a split of one data set, objects of a user's program, or settings files."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -99,9 +104,15 @@ class SavedTensors(Mapping[str, Tensor]):
 
 
 def resume_command(path: Path) -> str:
-    facts = path / "facts.json"
-    if facts.exists() and "given" in json.loads(facts.read_text()):  # its clients are objects of the user's program
+    """What continues a run, for messages."""
+    try:
+        facts = json.loads((path / "facts.json").read_text())
+    except (OSError, ValueError):  # this text is part of another message, which must not fail
+        facts = {}
+    if facts.get("given"):
         return f"federate(..., run_dir='{path}') and the same other arguments"
+    if facts.get("nodes") == []:  # on other machines
+        return f'server/run.sh of the deployment, or flwr run with run-dir="{path}"'
     return f"hetero-ssfl run --resume {shlex.quote(str(path))}"
 
 
@@ -115,29 +126,20 @@ class RunFolder:
     def create(cls, path: Path, config: Config, fill: Callable[["RunFolder"], None]) -> "RunFolder":
         """A new folder. `config.toml` comes last: a folder that has it is complete."""
         folder = cls(path)
-        folder.must_be_free()
         folder.write_json("environment.json", environment())
         fill(folder)
         write_atomically(path / "config.toml", config.to_toml().encode())
         return folder
 
-    def must_be_free(self) -> None:
-        """A run that exists is never overwritten."""
-        if (self.path / "config.toml").exists():
-            raise RunError(
-                f"'{self.path}' holds a run already. Continue it with: {resume_command(self.path)}; "
-                "or choose another --run-dir."
-            )
-
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
         folder = cls(path)
-        if not (path / "config.toml").is_file():
+        if not folder.exists:
             raise RunError(f"'{path}' is not a run folder (it has no config.toml). Check the path.")
         found = folder.read_json("environment.json").get("format")
-        if found != FORMAT:
+        if found not in READABLE:
             raise RunError(
-                f"'{path}' has run format {found}, expected {FORMAT}. "
+                f"'{path}' has run format {found}, expected {' or '.join(map(str, READABLE))}. "
                 "Read it with the version of hetero-ssfl that wrote it."
             )
         return folder
@@ -154,9 +156,21 @@ class RunFolder:
         return parse_config((self.path / "config.toml").read_text(), origin=str(self.path / "config.toml"))
 
     @property
-    def simulated(self) -> bool:
-        """Whether this machine divided the images; otherwise participants brought their own."""
-        return (self.path / "split.safetensors").exists()
+    def exists(self) -> bool:
+        return (self.path / "config.toml").is_file()
+
+    @property
+    def site(self) -> SiteKind:
+        """Where the participants are, as it was written when the run was created."""
+        facts = self.read_json("facts.json")
+        if "site" not in facts:  # format 2 did not say so
+            if facts.get("given"):
+                return "python"
+            return "simulated" if (self.path / "split.safetensors").exists() else "nodes"
+        if facts["site"] not in get_args(SiteKind):
+            raise RunError(f"'{self.path}' has participants of kind '{facts['site']}', expected {get_args(SiteKind)}.")
+        kind: SiteKind = facts["site"]
+        return kind
 
     @property
     def finished(self) -> bool:
@@ -180,8 +194,8 @@ class RunFolder:
 
     # --- events ---
 
-    def append_events(self, events: list[dict[str, Any]]) -> None:
-        lines = "".join(json.dumps(event, allow_nan=False) + "\n" for event in events)
+    def append_events(self, events: list[Event]) -> None:
+        lines = to_lines(events)
         try:
             with (self.path / "events.jsonl").open("a") as file:
                 file.write(lines)
@@ -190,23 +204,24 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"cannot write events in '{self.path}': {error.strerror}. Make room and resume.") from None
 
-    def events(self) -> list[dict[str, Any]]:
-        try:
-            lines = (self.path / "events.jsonl").read_text().splitlines()
-        except FileNotFoundError:
-            return []
-        found = []
-        for line in lines:
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue  # the torn last line of a crash; its round was not finished
-        return found
+    def events(self) -> list[Event]:
+        return from_lines(self._event_lines())
 
     def forget_events_after(self, round_number: int) -> None:
         """Drop what a crash left behind of a round that was not finished."""
-        kept = [event for event in self.events() if event["round"] <= round_number]
-        write_atomically(self.path / "events.jsonl", "".join(json.dumps(e) + "\n" for e in kept).encode())
+        kept = []
+        for line in self._event_lines():
+            try:
+                kept += [line] if json.loads(line)["round"] <= round_number else []
+            except ValueError:
+                continue  # the torn last line of a crash
+        write_atomically(self.path / "events.jsonl", "".join(f"{line}\n" for line in kept).encode())
+
+    def _event_lines(self) -> list[str]:
+        try:
+            return (self.path / "events.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
 
     # --- clients ---
 

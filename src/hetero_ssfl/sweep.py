@@ -11,7 +11,7 @@ from rich.table import Table
 
 from .config import load_config
 from .errors import ConfigError
-from .federation import start_or_resume
+from .federation import start
 from .progress import RunView
 from .report import plots
 from .report.tables import Result
@@ -46,7 +46,7 @@ def run_sweep(
             name = "-".join([*settings, f"seed{seed}"]).replace("/", "_")
             with RunView(console, " ".join([*settings, f"seed {seed}"]), quiet) as view:
                 settled = load_config(config, [*overrides, *settings, f"seed={seed}"])
-                results.append(Result.read(start_or_resume(settled, root / name, view)))
+                results.append(Result.read(start(settled, root / name, view)))
         rows.append(_row(point, results))
     return rows
 

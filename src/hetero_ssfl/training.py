@@ -19,7 +19,7 @@ from .seeding import global_seed, rng_for
 Regulariser = Callable[[Learner, Generator, int], Tensor]
 """A further term of the loss, already weighted, from the networks, a generator and the step's number in the epoch."""
 
-Objective = Callable[["Client", Tensor, Tensor | None, Generator], tuple[Tensor, Tensor]]
+Objective = Callable[["TrainingClient", Tensor, Tensor | None, Generator], tuple[Tensor, Tensor]]
 """The local loss of a batch of images (and labels, where there are any), and features to watch for collapse."""
 
 Progress = Callable[[float, float], None]
@@ -29,7 +29,7 @@ STEPS_BETWEEN_READS = 50  # on an accelerator, where reading the loss waits for 
 
 
 @dataclass
-class Client:
+class TrainingClient:
     """A participant: its name, its networks, its images and the RAD it shares with the others."""
 
     name: str
@@ -48,14 +48,16 @@ class Client:
         return next(self.learner.parameters()).device
 
 
-def self_supervised(client: Client, pixels: Tensor, labels: Tensor | None, rng: Generator) -> tuple[Tensor, Tensor]:
+def self_supervised(
+    client: TrainingClient, pixels: Tensor, labels: Tensor | None, rng: Generator
+) -> tuple[Tensor, Tensor]:
     """The loss that `ssl.kind` names on views of each image; labels are not looked at."""
     views = [random_view(pixels, client.config.views, rng) for _ in range(client.config.views.count)]
     return local_loss(client.learner, views)
 
 
 def train(
-    client: Client,
+    client: TrainingClient,
     round_number: int,
     regulariser: Regulariser | None = None,
     objective: Objective = self_supervised,
@@ -138,7 +140,7 @@ def cosine(config: Config, rounds_done: float) -> float:
 
 
 @torch.no_grad()
-def rad_representations(client: Client, batch: int = 512) -> Tensor:
+def rad_representations(client: TrainingClient, batch: int = 512) -> Tensor:
     """Phi(X; W) of the whole, clean RAD, from the network in evaluation mode."""
     client.learner.eval()
     layer = client.config.alignment.layer

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from pieces import SETTINGS, net
 
+from helpers.pieces import SETTINGS, net
 from hetero_ssfl import Client, Run, federate
 from hetero_ssfl.config import DataConfig
 from hetero_ssfl.data import Images, load_images

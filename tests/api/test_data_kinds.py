@@ -11,11 +11,11 @@ from datasets import DatasetDict, Features, Value
 from datasets import Image as ImageFeature
 from numpy.typing import NDArray
 from pandas import DataFrame
-from pieces import net
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from helpers.pieces import net
 from hetero_ssfl import Client, federate
 from hetero_ssfl.config import DataConfig
 from hetero_ssfl.data import agree_on_classes, load_images, read_given, read_rad, read_with_test

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nodes import ENCODERS, write_federation
-from pieces import SETTINGS, Net, net
 
-import hetero_ssfl.federation.engine as engine
+import hetero_ssfl.federation.running as engine
+from helpers.federations import ENCODERS, write_federation
+from helpers.pieces import SETTINGS, Net, net
 from hetero_ssfl import Client, Run, RunFolder, federate, load_config, mutual_cka, start
 from hetero_ssfl.data import Images
 from hetero_ssfl.errors import RunError
 from hetero_ssfl.evaluation import extract_features
-from hetero_ssfl.federation.inprocess import InlineGrid
-from hetero_ssfl.federation.simulated import client_name
+from hetero_ssfl.federation.engines.workers import InlineGrid
+from hetero_ssfl.federation.sites.simulated import client_name
 from hetero_ssfl.runs import load_tensors
 
 
@@ -160,7 +160,7 @@ def test_a_folder_with_another_run_is_refused(
     encoder = change.get("encoder", clients[0].encoder)
     first = Client(data, encoder, change.get("name", "own-net"), labels=digits.labels[:200])
     settings = {**SETTINGS, **change.get("settings", {})}
-    with pytest.raises(RunError, match=f"holds a run with other {what}. Choose another run_dir"):
+    with pytest.raises(RunError, match=rf"holds a run with other {what}.*or choose another run folder"):
         federate([first, *clients[1:]], rad, config="smoke", settings=settings, run_dir=run.path, progress=False)
 
 

@@ -9,19 +9,20 @@ from test_federate import same
 
 from hetero_ssfl import RunFolder
 
-SCRIPT = [sys.executable, str(Path(__file__).with_name("interrupted.py"))]
+SCRIPT = [sys.executable, "-m", "helpers.interrupted"]
+TESTS = Path(__file__).parents[1]
 
 
 def test_a_killed_run_goes_on_to_the_same_bits_when_it_is_called_again(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    with subprocess.Popen([*SCRIPT, str(cut)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*SCRIPT, str(cut)], stdout=subprocess.PIPE, text=True, cwd=TESTS) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.split() == ["begin", "2"]:
                 process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert not RunFolder(cut).finished
-    again = subprocess.run([*SCRIPT, str(cut)], capture_output=True, text=True, check=True, timeout=120)
+    again = subprocess.run([*SCRIPT, str(cut)], capture_output=True, text=True, check=True, timeout=120, cwd=TESTS)
     assert "start 1" in again.stdout  # one round was finished, and is not repeated
-    subprocess.run([*SCRIPT, str(whole)], capture_output=True, check=True, timeout=120)
+    subprocess.run([*SCRIPT, str(whole)], capture_output=True, check=True, timeout=120, cwd=TESTS)
     assert same(RunFolder(whole), RunFolder(cut))

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from pieces import net
 
+from helpers.pieces import net
 from hetero_ssfl import Client, load_config
-from hetero_ssfl.api import _names, _read
+from hetero_ssfl.api.federated import _names, _read
 from hetero_ssfl.config import Config, ModelConfig
 from hetero_ssfl.data import Images
 from hetero_ssfl.errors import DataError
-from hetero_ssfl.federation.given import Member
+from hetero_ssfl.federation.sites.python import PreparedClient
 
 RAD = slice(600, 620)
 
 
-def members(clients: Sequence[Client], rad: object, config: Config | None = None) -> list[Member]:
+def members(clients: Sequence[Client], rad: object, config: Config | None = None) -> list[PreparedClient]:
     """As a run would have them, without training one."""
     config = config or Config(data={"validation": 0})  # type: ignore[arg-type]
     return _read(clients, _names(clients), [ModelConfig(encoder="resnet8")] * len(clients), rad, config)[0]

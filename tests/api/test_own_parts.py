@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from pieces import Net, net
 from torch import Generator, Tensor
 
+from helpers.pieces import Net, net
 from hetero_ssfl import (
     Client,
     HeteroSSFL,
@@ -25,7 +27,7 @@ from hetero_ssfl.config import AlignmentConfig, Config, ViewsConfig
 from hetero_ssfl.consensus import kernel_factor
 from hetero_ssfl.data import Images, to_input
 from hetero_ssfl.errors import ConfigError, ProtocolError
-from hetero_ssfl.federation.node import NodeSettings, check_instruction
+from hetero_ssfl.federation.sites.node import NodeSettings, check_instruction
 from hetero_ssfl.methods import method_class
 from hetero_ssfl.objectives import alignment_distance, gram
 from hetero_ssfl.plugins import Given
@@ -79,14 +81,13 @@ def tiny(digits: Images, run_dir: Path, **changes: object) -> Run:
     return federate(federation, 16, config="smoke", settings=settings, run_dir=run_dir, progress=False, **changes)
 
 
-HELD = Given()
-
-
-def offered(thing: object) -> str:
-    """Its name, and from now on there is something behind it."""
-    name = HELD.spec(thing)
-    HELD.offer()
-    return name
+@contextmanager
+def handed_over(thing: object) -> Iterator[str]:
+    """Its name; within the block there is something behind it."""
+    given = Given()
+    name = given.spec(thing)
+    with given.at_hand():
+        yield name
 
 
 # --- views ---
@@ -106,7 +107,8 @@ def test_own_views_see_other_data_as_they_are_and_cannot_spoil_them(module: str)
     def spoil(batch: Tensor, rng: Generator) -> Tensor:
         return batch.zero_()
 
-    random_view(data, ViewsConfig(function=offered(spoil)), Generator())
+    with handed_over(spoil) as name:
+        random_view(data, ViewsConfig(function=name), Generator())
     assert data.abs().min() > 0
 
 
@@ -141,8 +143,9 @@ def test_a_kernel_of_another_shape_is_refused() -> None:
     def columns(a: Tensor, b: Tensor) -> Tensor:
         return a.T @ a
 
-    with pytest.raises(ConfigError, match=r"made a tensor of shape \(3, 3\) of 5 and 5 rows, expected \(5, 5\)"):
-        gram(torch.ones(5, 3), AlignmentConfig(kernel=offered(columns)))
+    expected = r"made a tensor of shape \(3, 3\) of 5 and 5 rows, expected \(5, 5\)"
+    with handed_over(columns) as name, pytest.raises(ConfigError, match=expected):
+        gram(torch.ones(5, 3), AlignmentConfig(kernel=name))
 
 
 # --- methods ---
@@ -216,7 +219,8 @@ def test_examples_run(example: str, tmp_path: Path) -> None:
 
 def test_every_client_trains_a_copy_of_its_own_of_a_given_instance() -> None:
     one = net()
-    first, second = (build_encoder(offered(one), 1, 16)[0] for _ in range(2))
+    with handed_over(one) as name:
+        first, second = (build_encoder(name, 1, 16)[0] for _ in range(2))
     with torch.no_grad():
         first.conv.weight.zero_()
     assert torch.equal(second.conv.weight, net().conv.weight)
@@ -267,5 +271,8 @@ def test_a_function_of_the_same_name_has_its_own_count_of_parameters(digits: Ima
 def test_a_class_or_a_function_can_be_the_encoder(digits: Images, tmp_path: Path) -> None:
     federation = [Client(digits.pixels[:40], Net), Client(digits.pixels[40:80], lambda: Net(width=5))]
     run = federate(federation, 8, config="smoke", rounds=1, run_dir=tmp_path / "r", progress=False)
-    assert list(run.table()["encoder"]) == ["pieces:Net", "test_a_class_or_a_function_can_be_the_encoder.lambda"]
+    assert list(run.table()["encoder"]) == [
+        "helpers.pieces:Net",
+        "test_a_class_or_a_function_can_be_the_encoder.lambda",
+    ]
     assert run.encoder(1).out.out_features == 5

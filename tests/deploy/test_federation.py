@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from nodes import ENCODERS, write_federation, write_node
-from rehearse import deployed
 from rich.console import Console
-from saved import server_tensors
 
+from helpers.federations import ENCODERS, write_federation, write_node
+from helpers.rehearse import deployed
+from helpers.saved import lines, server_tensors
 from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy.local import Rehearsal
 from hetero_ssfl.deploy.watch import RunWatch
@@ -46,7 +46,7 @@ def test_three_supernodes_with_tls_and_keys_give_the_same_numbers_as_in_process(
     states = [server_tensors(folder.path) for folder in (here, there)]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
-    events = there.events()
+    events = lines(there)
     assert [e["round"] for e in events if e["event"] == "round"] == [0, 1]
     assert not [e for e in events if "excluded" in e]
 
@@ -66,6 +66,6 @@ def test_a_message_of_100_mb_goes_through_both_ways(rehearsal: Rehearsal, tmp_pa
     (it.server / "app").symlink_to(Path(__file__).parents[2])
     rehearsal.run_dir = tmp_path / "run"
     folder = run(rehearsal)
-    (event,) = [e for e in folder.events() if e["event"] == "client" and e["round"] == 1]
+    (event,) = [e for e in lines(folder) if e["event"] == "client" and e["round"] == 1]
     assert event["bytes_up"] > 100 * 10**6
     assert event["bytes_down"] > 100 * 10**6

@@ -3,21 +3,21 @@
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
-from waiting import group_runs, until
 
+from helpers.waiting import group_runs, until
 from hetero_ssfl.deploy import local, pki
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.local import Rehearsal, free_port
 from hetero_ssfl.deploy.watch import RunWatch
 from hetero_ssfl.deploy.writing import initialise
 from hetero_ssfl.errors import ConfigError, RunError
+from hetero_ssfl.events import Event, RoundDone, Warned
 from hetero_ssfl.progress import RunView
 
 
@@ -117,11 +117,11 @@ class Killing(RunView):
 
     def __init__(self, rehearsal: Rehearsal) -> None:
         super().__init__(Console(quiet=True), "test")
-        self.rehearsal, self.seen = rehearsal, list[Mapping[str, Any]]()
+        self.rehearsal, self.seen = rehearsal, list[Event]()
 
-    def __call__(self, event: Mapping[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         self.seen.append(event)
-        if event["event"] == "round" and event["round"] == 2:
+        if isinstance(event, RoundDone) and event.round == 2:
             os.kill(self.rehearsal.processes["superlink"].pid, signal.SIGKILL)
 
 
@@ -130,8 +130,8 @@ def test_a_rehearsal_ends_with_results_whatever_breaks(tmp_path: Path, monkeypat
     it = deployment(tmp_path / "fl", "node-1")
     (it.server / "app/counting.py").write_text(APP)
     app = (it.server / "app/pyproject.toml").read_text()
-    app = app.replace("hetero_ssfl.federation.deployed:server_app", "counting:server_app")
-    app = app.replace("hetero_ssfl.federation.client_app:app", "counting:client_app")
+    app = app.replace("hetero_ssfl.federation.superlink:server_app", "counting:server_app")
+    app = app.replace("hetero_ssfl.federation.client.app:app", "counting:client_app")
     (it.server / "app/pyproject.toml").write_text(app)
     rehearsal = Rehearsal(it)
     view = Killing(rehearsal)
@@ -140,10 +140,10 @@ def test_a_rehearsal_ends_with_results_whatever_breaks(tmp_path: Path, monkeypat
         rehearsal.register_nodes()  # once more does no harm
         groups = [process.pid for process in rehearsal.processes.values()]
     assert json.loads((rehearsal.run_dir / "results.json").read_text())["nodes"] <= 1
-    warnings = [event["text"] for event in view.seen if event["event"] == "warning"]
+    warnings = [event.text for event in view.seen if isinstance(event, Warned)]
     assert any("ServerApp failed with exception: the first start fails" in text for text in warnings)
     assert any("superlink ended (signal 9)" in text for text in warnings)
-    assert [event["round"] for event in view.seen if event["event"] == "round"] == [1, 2, 3]
+    assert [event.round for event in view.seen if isinstance(event, RoundDone)] == [1, 2, 3]
     until(lambda: not any(group_runs(group) for group in groups))
 
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from waiting import runs, until
 
+from helpers.waiting import runs, until
 from hetero_ssfl.deploy import processes
 from hetero_ssfl.deploy.processes import Process, Watchdog
 from hetero_ssfl.deploy.watch import RunWatch
+from hetero_ssfl.events import Event, Started, Warned
 
 CHILDREN = "sleep 300 & echo $!; wait"  # a program with a child of its own, whose id it prints
 
@@ -101,12 +102,12 @@ def test_everything_ends_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     until(lambda: not runs(child) and not runs(grandchild))
 
 
-class Heard(list[dict[str, object]]):
+class Heard(list[Event]):
     """Stands in for a view."""
 
     rounds = None
 
-    def __call__(self, event: dict[str, object]) -> None:
+    def __call__(self, event: Event) -> None:
         self.append(event)
 
 
@@ -117,14 +118,16 @@ def test_a_run_folder_is_told_as_it_grows(tmp_path: Path) -> None:
     watch.look()
     assert (watch.round, view) == (1, []), "what was there before is not news"
     with events.open("a") as file:
-        file.write('{"event": "client", "round": 2, "excluded": "node-1 is late"}\n{"event": "round", "ro')
+        file.write(
+            '{"event": "client", "client": "node-1", "round": 2, "excluded": "node-1 is late"}\n{"event": "round", "ro'
+        )
     watch.look()
-    assert view == [{"event": "warning", "round": 2, "text": "node-1 is late"}]
+    assert view == [Warned(2, "node-1 is late")]
     events.write_text('{"event": "round", "round": 1}\n{"event": "round", "round": 2}\n')  # a server went on
     watch.look()
     assert (watch.round, watch.finished) == (2, False)
     (tmp_path / "status.json").write_text('{"phase": "training", "round": 3, "rounds": 9}')
     (tmp_path / "results.json").write_text("{}")
     watch.look()
-    assert view[-1] == {"event": "start", "round": 2, "rounds": 9}
+    assert view[-1] == Started(2, 9)
     assert watch.finished

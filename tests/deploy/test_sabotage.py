@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 PRIVATE = ["unshare", "--map-root-user", "--net", "sh", "-c"]
 
 
 @pytest.mark.timeout(600)  # it waits for dead nodes to be forgotten
 def test_a_run_survives_the_death_of_a_node_the_server_the_superlink_and_the_network(tmp_path: Path) -> None:
-    command = f"exec {sys.executable} {HERE / 'sabotage.py'} {tmp_path / 'root'}"
-    path = os.pathsep.join([str(HERE), str(HERE.parent / "federation")])
+    command = f"exec {sys.executable} -m helpers.sabotage {tmp_path / 'root'}"
     whole = ["sh", "-c", command]
     if not subprocess.run([*PRIVATE, "ip link set lo up"], capture_output=True).returncode:
         whole = [*PRIVATE, f"ip link set lo up && {command} cut"]
-    done = subprocess.run(whole, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    done = subprocess.run(whole, env={**os.environ, "PYTHONPATH": str(TESTS)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

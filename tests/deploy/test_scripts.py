@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from waiting import runs, until
 
+from helpers.waiting import runs, until
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.writing import initialise
 

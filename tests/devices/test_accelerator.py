@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CHECKS = Path(__file__).parent / "checks.py"
+CHECKS = Path(__file__).parents[1] / "helpers" / "checks.py"
 
 
 def test_a_round_works_on_a_device_of_its_own_and_does_not_wait_for_it() -> None:

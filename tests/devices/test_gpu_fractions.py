@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hetero_ssfl.config import load_config
-from hetero_ssfl.federation.engine import gpu_fraction
-from hetero_ssfl.federation.inprocess import InProcessGrid, limit_gpu_memory
+from hetero_ssfl.federation.engines.workers import InProcessGrid, limit_gpu_memory
 from hetero_ssfl.federation.records import pack
+from hetero_ssfl.federation.running import gpu_fraction
 
 MODELS = "clients.models=[{encoder='resnet8', gpu_fraction=0.6}, 'resnet10', {encoder='vit', gpu_fraction=0.3}]"
 

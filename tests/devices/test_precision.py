@@ -6,15 +6,15 @@ import torch
 from hetero_ssfl.config import Config, ModelConfig, load_config
 from hetero_ssfl.models import build_learner
 from hetero_ssfl.seeding import rng_for
-from hetero_ssfl.training import Client, train
+from hetero_ssfl.training import TrainingClient, train
 
 MODEL = ModelConfig(encoder="resnet8(width=8)")
 
 
-def make_client(config: Config) -> Client:
+def make_client(config: Config) -> TrainingClient:
     learner = build_learner(MODEL, config.ssl, 3, 16, 0)
     pixels = torch.randint(0, 256, (64, 3, 16, 16), dtype=torch.uint8, generator=rng_for(0, "images"))
-    return Client("client-000", config, learner, pixels, pixels[:8])
+    return TrainingClient("client-000", config, learner, pixels, pixels[:8])
 
 
 def losses(precision: str, *more: str) -> list[float]:

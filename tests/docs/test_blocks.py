@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import ROOT, Block, blocks_of
-from commands import check_line, words
-from pictures import write_folders
 
+from helpers.blocks import ROOT, Block, blocks_of
+from helpers.commands import check_line, words
+from helpers.pictures import write_folders
 from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config, parse_config
 from hetero_ssfl.config.reading import tomllib
-from hetero_ssfl.federation.node import read_node
+from hetero_ssfl.federation.sites.node import read_node
 
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EVERYWHERE = [block for page in [ROOT / "README.md", *PAGES] for block in blocks_of(page)]

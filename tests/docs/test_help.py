@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 import pytest
-from commands import check_line, every_command
 
+from helpers.commands import check_line, every_command
 from hetero_ssfl import __version__
 from hetero_ssfl.config import preset_names
 

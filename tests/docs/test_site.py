@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import every_command
 from pydantic import BaseModel
 
 import hetero_ssfl
+from helpers.commands import every_command
 from hetero_ssfl.config import Config
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,6 @@
 import torch
 
-from hetero_ssfl.evaluation.neighbours import nearest
+from hetero_ssfl.evaluation.nearest import nearest
 
 
 def test_neighbours_are_ordered_by_angle_and_never_the_query_itself() -> None:

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_run import assert_same, everything, run, tiny
 
+from helpers.whole_runs import assert_same, everything, run, tiny
 from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.federation import start
 
@@ -21,7 +21,7 @@ def test_flowers_simulation_engine_gives_the_same_bits_as_worker_processes(tmp_p
 
 def test_without_ray_the_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
-    monkeypatch.setattr("hetero_ssfl.federation.simulation.find_spec", lambda _: None)
+    monkeypatch.setattr("hetero_ssfl.federation.engines.ray_engine.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'hetero-ssfl\[simulation\]'"):
         start(tiny("engine.kind=simulation"), tmp_path / "run", lambda _: None)
 
@@ -43,6 +43,6 @@ def test_what_goes_wrong_in_the_simulation_is_said_in_our_words(
     def broken(*_: object) -> None:
         raise RunError("nobody is there. Start the others.")
 
-    monkeypatch.setattr("hetero_ssfl.federation.server_app.Server.run", broken)
+    monkeypatch.setattr("hetero_ssfl.federation.server.loop.Server.run", broken)
     with pytest.raises(RunError, match="nobody is there"):
         start(tiny("engine.kind=simulation"), tmp_path / "run", lambda _: None)

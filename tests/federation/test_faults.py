@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 NODE = """
 import json, sys
 from pathlib import Path
 import torch
-from test_nodes import Rig, tensors
+from helpers.rig import Rig, tensors
+from helpers.saved import lines
 from hetero_ssfl.runs import load_tensors
 
 root, small = Path(sys.argv[1]), Path(sys.argv[2])
@@ -29,7 +30,7 @@ def fill():
 rig.at["begin", 2] = fill
 rig.at["begin", 3] = (small / "filler").unlink
 folder = rig.run()
-(event,) = [e for e in folder.events() if "excluded" in e]
+(event,) = [e for e in lines(folder) if "excluded" in e]
 assert (event["round"], event["client"]) == (2, "node-1"), event
 assert "No space left on device" in event["excluded"], event
 assert not [f for f in small.rglob(".*") if f.name != ".lock"], "half-written files"
@@ -42,7 +43,8 @@ SERVER = """
 import sys
 from pathlib import Path
 import torch
-from test_nodes import Rig, tensors
+from helpers.rig import Rig, tensors
+from helpers.saved import lines
 from hetero_ssfl.errors import RunError
 from hetero_ssfl.runs import RunFolder, load_tensors
 
@@ -76,7 +78,7 @@ assert load_tensors(moved.path / "server.safetensors")[1]["round"] == 1
 (small / "filler").unlink()
 rig.run()
 assert moved.read_json("results.json") == whole.folder.read_json("results.json")
-assert [e["round"] for e in moved.events() if e["event"] == "round"] == [0, 1, 2]
+assert [e["round"] for e in lines(moved) if e["event"] == "round"] == [0, 1, 2]
 assert all(torch.equal(v, tensors(moved)[k]) for k, v in tensors(whole.folder).items())
 """
 
@@ -90,6 +92,10 @@ def test_a_full_disk_costs_no_more_than_the_round(tmp_path: Path, script: str) -
     if subprocess.run([*private, "mount", "-t", "tmpfs", "none", small], capture_output=True).returncode:
         pytest.skip("this machine allows no private mounts")
     inside = f"mount -t tmpfs -o size=2m none {small} && exec {sys.executable} {program} {tmp_path / 'root'} {small}"
-    environment = {"PYTHONPATH": str(HERE), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HETERO_SSFL_CACHE": str(tmp_path)}
+    environment = {
+        "PYTHONPATH": str(TESTS),
+        "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+        "HETERO_SSFL_CACHE": str(tmp_path),
+    }
     done = subprocess.run([*private, "sh", "-c", inside], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

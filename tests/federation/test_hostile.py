@@ -12,17 +12,18 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_nodes import Rig
 from torch import Tensor
 
+from helpers.rig import Rig
+from helpers.saved import lines
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ProtocolError
-from hetero_ssfl.federation.client_app import app
-from hetero_ssfl.federation.inprocess import RUN_ID
-from hetero_ssfl.federation.node import find_rad, open_node, read_node
-from hetero_ssfl.federation.participant import ClientCache
+from hetero_ssfl.federation.client.app import app
+from hetero_ssfl.federation.client.memory import ClientCache
+from hetero_ssfl.federation.engines.workers import RUN_ID
 from hetero_ssfl.federation.records import arrays_of, metrics_of, pack, read_update, settings_of
-from hetero_ssfl.federation.server_app import Server
+from hetero_ssfl.federation.server.loop import Server
+from hetero_ssfl.federation.sites.node import find_rad, open_node, read_node
 from hetero_ssfl.methods import Broadcast, ServerState, method_for
 
 ROSTER = ("node-0", "node-1", "node-2")
@@ -131,11 +132,11 @@ class Stage:
         for node in (100, 101, 102):
             self.rig.grid.tamper[node] = self.remember
         self.server = Server(self.rig.grid, self.rig.folder, self.rig.config, self.rig.listen)
-        self.server.nodes.gather(None)
+        self.server.roster.gather(None)
         self.start = ServerState(-1, ROSTER)
         self.server.play(self.start, ROSTER)
         self.honest = {
-            name: read_update(self.replies[node].content, self.server.nodes.header(0), name)
+            name: read_update(self.replies[node].content, self.server.roster.header(0), name)
             for name, node in zip(ROSTER, (100, 101, 102), strict=True)
         }
         self.rig.grid.answer = self.answer  # type: ignore[method-assign]
@@ -175,7 +176,7 @@ def test_the_stage_accepts_the_reply_that_is_not_spoilt(stage: Stage) -> None:
 @given(malformed)
 def test_200_malformed_replies_are_each_named_and_left_out(stage: Stage, spoil: Spoil) -> None:
     state = stage.play(spoil)
-    (event,) = [e for e in stage.rig.folder.events() if "excluded" in e]
+    (event,) = [e for e in lines(stage.rig.folder) if "excluded" in e]
     assert event["client"] == "node-1"
     assert "node-1" in event["excluded"]
     assert len(event["excluded"]) < 1000
@@ -196,7 +197,7 @@ def test_a_message_beyond_the_cap_is_refused_with_a_sentence(stage: Stage) -> No
         stage.play(huge)
     finally:
         stage.server.config = before
-    (event,) = [e for e in stage.rig.folder.events() if "excluded" in e]
+    (event,) = [e for e in lines(stage.rig.folder) if "excluded" in e]
     assert "a message of node-1 has 12 MB, the limit is 1 MB" in event["excluded"]
 
 
@@ -216,9 +217,9 @@ def test_a_message_beyond_the_cap_is_refused_with_a_sentence(stage: Stage) -> No
 )
 def test_a_client_refuses_a_consensus_that_is_none(stage: Stage, arrays: dict[str, Tensor]) -> None:
     path = stage.rig.paths[0]
-    rad = find_rad(read_node(path), stage.server.nodes.rad_digest)
+    rad = find_rad(read_node(path), stage.server.roster.rad_digest)
     assert rad is not None
-    participant = open_node(path, stage.rig.config.to_toml(), stage.server.nodes.federation, rad)
+    participant = open_node(read_node(path), stage.rig.config, stage.server.roster.federation, rad)
     client = ClientCache().get(participant, 0)
     with pytest.raises(ProtocolError, match="the server sent"):
         method_for(participant.config).check_broadcast(client, Broadcast(1, arrays))

@@ -7,7 +7,7 @@ import pytest
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ProtocolError
-from hetero_ssfl.federation.node import NodeSettings, check_instruction
+from hetero_ssfl.federation.sites.node import NodeSettings, check_instruction
 
 
 def test_an_installed_method_is_not_imported_unless_the_owner_named_it(

@@ -3,58 +3,25 @@
 import gc
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from flwr.app import Error, Message
-from grids import LocalGrid
-from nodes import ENCODERS, write_federation, write_images, write_node
-from saved import server_tensors
 
+from helpers.federations import ENCODERS, write_federation, write_images, write_node
+from helpers.rig import Rig, tensors
+from helpers.saved import lines
 from hetero_ssfl.config import load_config
 from hetero_ssfl.data import digest
 from hetero_ssfl.errors import ConfigError, ProtocolError, RunError
 from hetero_ssfl.federation import reevaluate, start
-from hetero_ssfl.federation.node import check_instruction, find_rad, keep_rad, open_node, read_node
 from hetero_ssfl.federation.records import rad_of, settings_of
-from hetero_ssfl.federation.server_app import Server
-from hetero_ssfl.federation.simulated import set_up_for_nodes
-from hetero_ssfl.federation.status import reporting
+from hetero_ssfl.federation.sites import NodeSite
+from hetero_ssfl.federation.sites.node import check_instruction, find_rad, keep_rad, open_node, read_node
 from hetero_ssfl.models import Learner
 from hetero_ssfl.report.status import read_status
 from hetero_ssfl.report.tables import Result, results_table
-from hetero_ssfl.runs import RunFolder, load_tensors
-
-
-class Rig:
-    """A federation on a LocalGrid, played by the real server loop."""
-
-    def __init__(self, root: Path, *overrides: str, encoders: tuple[str, ...] = ENCODERS) -> None:
-        self.root = root
-        self.federation, self.paths = write_federation(root, encoders)
-        self.config = load_config(str(self.federation), [f"clients.count={len(encoders)}", *overrides])
-        self.folder = RunFolder.create(root / "run", self.config, set_up_for_nodes(self.config).write)
-        self.grid = LocalGrid({100 + k: path for k, path in enumerate(self.paths)})
-        self.events: list[dict[str, Any]] = []
-        self.at: dict[tuple[str, int], Any] = {}
-        """What to do at an event: (event, round) -> a function without arguments."""
-
-    def listen(self, event: dict[str, Any]) -> None:
-        self.events.append(event)
-        action = self.at.pop((event["event"], event.get("round", -1)), None)
-        if action:
-            action()
-
-    def run(self) -> RunFolder:
-        Server(self.grid, self.folder, self.config, reporting(self.folder, self.listen)).run()
-        return self.folder
-
-    def excluded(self) -> list[tuple[int, str]]:
-        return [(e["round"], e["client"]) for e in self.folder.events() if "excluded" in e]
-
-    def sent(self, kind: str) -> list[Message]:
-        return [m for m in self.grid.sent if m.metadata.message_type.startswith(kind)]
+from hetero_ssfl.runs import load_tensors
 
 
 @pytest.fixture
@@ -68,10 +35,6 @@ class Crash(BaseException):
 
 def crash() -> None:
     raise Crash
-
-
-def tensors(folder: RunFolder) -> dict[str, torch.Tensor]:
-    return server_tensors(folder.path)
 
 
 # --- nodes of one's own ---
@@ -187,7 +150,7 @@ def test_a_node_with_a_new_architecture_joins_in_mid_run(rig: Rig) -> None:
     state = load_tensors(folder.path / "server.safetensors")
     assert state[1]["roster"] == ["node-0", "node-1", "node-2", "newcomer"]
     assert "client/newcomer/factor" in tensors(folder)
-    rounds = [e["round"] for e in folder.events() if e.get("client") == "newcomer"]
+    rounds = [e["round"] for e in lines(folder) if e.get("client") == "newcomer"]
     assert rounds == [2]
 
 
@@ -198,7 +161,7 @@ def test_a_node_that_leaves_stops_nobody_and_its_last_kernel_stays(tmp_path: Pat
     results = folder.read_json("results.json")
     assert results["absent"] == ["node-1"]
     assert set(results["clients"]) == {"node-0", "node-2"}
-    assert [e.get("away") for e in folder.events() if e["event"] == "round"] == [None, None, ["node-1"], ["node-1"]]
+    assert [e.get("away") for e in lines(folder) if e["event"] == "round"] == [None, None, ["node-1"], ["node-1"]]
     assert "client/node-1/factor" in tensors(folder)
     assert read_status(folder)["nodes"]["node-1"]["state"] == "away"
 
@@ -210,7 +173,7 @@ def test_a_node_that_dies_in_a_round_is_left_out_and_may_come_back_under_another
     rig.at["begin", 2] = lambda: rig.grid.nodes.update({555: path})
     folder = rig.run()
     assert rig.excluded() == [(1, "node-1")]
-    assert [e["round"] for e in folder.events() if e.get("client") == "node-1" and "excluded" not in e] == [0, 3]
+    assert [e["round"] for e in lines(folder) if e.get("client") == "node-1" and "excluded" not in e] == [0, 3]
     assert set(folder.read_json("results.json")["clients"]) == {"node-0", "node-1", "node-2"}
 
 
@@ -219,7 +182,6 @@ def test_a_node_that_replaces_its_encoder_begins_anew_and_goes_on(tmp_path: Path
 
     def swap() -> None:
         write_node(rig.root / "node-0", "node-0", "resnet10(width=8)")
-        read_node.cache_clear()  # what a restarted node does by itself
 
     rig.at["round", 1] = swap
     folder = rig.run()
@@ -240,7 +202,7 @@ def test_two_nodes_of_one_name_are_not_both_taken(rig: Rig) -> None:
 def test_too_few_nodes_end_the_run_with_the_way_to_continue(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "engine.min_replies=2", "engine.round_timeout=1")
     rig.at["round", 1] = rig.grid.nodes.clear
-    with pytest.raises(RunError, match=r"only 0 nodes are connected, expected at least 2.*--resume"):
+    with pytest.raises(RunError, match=r"only 0 nodes are connected, expected at least 2.*run\.sh"):
         rig.run()
 
 
@@ -273,7 +235,6 @@ def test_a_resumed_run_is_not_held_up_by_a_node_that_can_no_longer_take_part(tmp
     with pytest.raises(Crash):
         rig.run()
     rig.paths[2].write_text("name = ")
-    read_node.cache_clear()
     folder = rig.run()
     assert folder.read_json("results.json")["absent"] == ["node-2"]
 
@@ -287,7 +248,6 @@ def test_weights_never_leave_unless_the_node_says_so(tmp_path: Path) -> None:
         rig.run()
     for path in rig.paths:
         path.write_text(path.read_text() + "[limits]\nweights_may_leave = true\n")
-    read_node.cache_clear()
     rig.grid.tamper[100] = lambda question, reply: (
         Message(Error(0, "no"), reply_to=question) if is_global_model(question) else reply
     )
@@ -311,7 +271,7 @@ def test_a_node_has_limits(tmp_path: Path, overrides: list[str], rows: int, word
 
 def test_a_server_cannot_choose_a_nodes_files_model_or_images(rig: Rig) -> None:
     config = load_config("smoke", ["data.source=/etc", "clients.models=['os:system']", "engine.device=cuda"])
-    participant = open_node(rig.paths[0], config.to_toml(), "0" * 32, torch.zeros(4, 1, 8, 8, dtype=torch.uint8))
+    participant = open_node(read_node(rig.paths[0]), config, "0" * 32, torch.zeros(4, 1, 8, 8, dtype=torch.uint8))
     assert participant.config.data.source == str(rig.root / "node-0" / "images")
     assert participant.model.encoder == ENCODERS[0]
     assert participant.config.engine.device == "cpu"
@@ -338,13 +298,13 @@ def test_a_node_whose_images_are_gone_says_so_and_the_others_go_on(rig: Rig) -> 
     rig.at["begin", 1] = lambda: shutil.rmtree(rig.root / "node-2" / "images")
     rig.run()
     assert rig.excluded() == [(1, "node-2"), (2, "node-2")]
-    assert "no data at" in next(e["excluded"] for e in rig.folder.events() if "excluded" in e)
+    assert "no data at" in next(e["excluded"] for e in lines(rig.folder) if "excluded" in e)
     assert rig.folder.read_json("results.json")["absent"] == ["node-2"]
 
 
 def test_a_server_without_a_rad_of_its_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rad\.source is not set"):
-        set_up_for_nodes(load_config("smoke", []))
+        NodeSite().set_up(load_config("smoke", []))
 
 
 def test_unlabeled_nodes_train_and_are_not_probed(tmp_path: Path) -> None:

@@ -7,63 +7,26 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from flwr.app import Message, RecordDict
-from saved import server_tensors
 
-from hetero_ssfl.config import Config, load_config
+from helpers.saved import lines, server_tensors
+from helpers.whole_runs import assert_same, everything, run, tiny
 from hetero_ssfl.errors import ConfigError, DataError, RunError
-from hetero_ssfl.federation import inprocess, resume, saving, server_app, start
-from hetero_ssfl.federation.inprocess import InlineGrid, InProcessGrid
-from hetero_ssfl.federation.participant import ClientCache
-from hetero_ssfl.federation.records import pack
-from hetero_ssfl.federation.simulated import open_site
+from hetero_ssfl.events import Evaluating, Event, Progressed, Warned
+from hetero_ssfl.federation import resume, start
+from hetero_ssfl.federation.client.memory import ClientCache
+from hetero_ssfl.federation.engines import workers
+from hetero_ssfl.federation.engines.workers import InlineGrid, InProcessGrid
+from hetero_ssfl.federation.records import Header, pack
+from hetero_ssfl.federation.server import loop, saving
+from hetero_ssfl.federation.sites import NodeSite, SimulatedSite
+from hetero_ssfl.federation.sites.participant import Participant
 from hetero_ssfl.methods import ServerState
 from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.runs import RunFolder, load_tensors
-
-TINY = [
-    "data.limit=260",
-    "data.validation=60",
-    "rad.size=32",
-    "alignment.rad_batch=16",
-    "optim.batch=16",
-    "rounds=3",
-    "evaluation.epochs=5",
-    "evaluation.probes=['linear']",
-]
-
-
-def tiny(*overrides: str) -> Config:
-    return load_config("smoke", [*TINY, *overrides])
-
-
-def run(path: Path, *overrides: str) -> RunFolder:
-    return start(tiny(*overrides), path, lambda _: None)
-
-
-def everything(folder: RunFolder) -> dict[str, Any]:
-    """All numbers of a run: events, results, the server's state and every client's weights.
-
-    But for times, and for the bytes sent down, which hold the text of the config.
-    """
-    events = [{k: v for k, v in e.items() if k not in ("seconds", "bytes_down")} for e in folder.events()]
-    tensors = server_tensors(folder.path)
-    for name in load_tensors(folder.path / "server.safetensors")[1]["roster"]:
-        states = folder.states(name)
-        tensors |= {f"{name}/{k}": v for k, v in states.load(states.newest(10**6)).items()}
-    return {"events": events, "results": folder.read_json("results.json"), "tensors": tensors}
-
-
-def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
-    assert a["results"] == b["results"]
-    assert a["events"] == b["events"]
-    assert a["tensors"].keys() == b["tensors"].keys()
-    for key, value in a["tensors"].items():
-        assert torch.equal(value, b["tensors"][key]), key
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +39,7 @@ def test_one_worker_gives_the_same_bits_as_two(reference: RunFolder, tmp_path: P
 
 
 def test_every_round_and_client_is_accounted_for(reference: RunFolder) -> None:
-    events = reference.events()
+    events = lines(reference)
     assert [e["round"] for e in events if e["event"] == "round"] == [0, 1, 2, 3]
     clients = [(e["round"], e["client"]) for e in events if e["event"] == "client"]
     assert clients == [(r, f"client-{k:03d}") for r in range(4) for k in range(3)]
@@ -113,21 +76,18 @@ def test_sketches_of_unlike_encoders_have_one_shape_and_the_consensus_of_factors
     assert float(factor_cka(tensors["shared/factor"], by_factor["shared/factor"])) > 0.999
 
 
+def participant(site: SimulatedSite, number: int) -> Participant:
+    return site.participant(number, site.folder.config, Header("0" * 32, 0, "0" * 64))
+
+
 SCRIPT = """
 import sys
 from pathlib import Path
 from hetero_ssfl.config import parse_config
-from hetero_ssfl.federation import resume, saving, server_app, start
-from hetero_ssfl.federation.inprocess import InProcessGrid
-from hetero_ssfl.federation.records import pack
-from hetero_ssfl.federation.server_app import Server
-from hetero_ssfl.federation.participant import ClientCache
-from hetero_ssfl.federation.simulated import open_site
-from hetero_ssfl.methods import ServerState
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.federation import start
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    print_event = lambda e: print(e["event"], e.get("round", ""), flush=True)
+    print_event = lambda e: print(e.kind, getattr(e, "round", ""), flush=True)
     start(parse_config(Path(sys.argv[2]).read_text()), path, print_event)
 """
 
@@ -155,12 +115,21 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(
 def test_a_finished_run_is_left_alone(reference: RunFolder) -> None:
     before = (reference.path / "results.json").stat().st_mtime_ns
     resume(reference, lambda _: None)
+    start(reference.config, reference.path, lambda _: None)
     assert (reference.path / "results.json").stat().st_mtime_ns == before
+
+
+def test_a_run_is_never_overwritten_by_another(reference: RunFolder) -> None:
+    other = r"other settings \(alignment\.mu is [\d.]+ there and 3\.5 here\)\. Continue that one with: .*--resume"
+    with pytest.raises(RunError, match=other):
+        start(tiny("engine.workers=2", "alignment.mu=3.5"), reference.path, lambda _: None)
+    with pytest.raises(RunError, match="other participants"):
+        start(reference.config, reference.path, lambda _: None, nodes=[reference.path / "node.toml"])
 
 
 def test_partial_participation_touches_only_the_selected(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", "clients.per_round=1", "rounds=2", "evaluation.every=0")
-    events = [e for e in folder.events() if e["event"] == "client" and e["round"] > 0]
+    events = [e for e in lines(folder) if e["event"] == "client" and e["round"] > 0]
     assert [e["round"] for e in events] == [1, 2]
     idle = {f"client-{k:03d}" for k in range(3)} - {e["client"] for e in events}
     for name in idle:
@@ -189,8 +158,8 @@ def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_client_that_fails_is_named_and_left_out(tmp_path: Path, fragile: str) -> None:
     warnings: list[str] = []
     config = tiny(f"clients.models=['resnet8(width=4)', '{fragile}', 'resnet8(width=8)']", "rounds=1")
-    folder = start(config, tmp_path / "run", lambda e: warnings.append(e["text"]) if e["event"] == "warning" else None)
-    events = [e for e in folder.events() if e["event"] == "client" and e["round"] == 1]
+    folder = start(config, tmp_path / "run", lambda e: warnings.append(e.text) if isinstance(e, Warned) else None)
+    events = [e for e in lines(folder) if e["event"] == "client" and e["round"] == 1]
     assert ["excluded" in e for e in events] == [False, True, False]
     assert "out of luck" in events[1]["excluded"]
     assert any("client-001" in text for text in warnings)
@@ -199,7 +168,7 @@ def test_a_client_that_fails_is_named_and_left_out(tmp_path: Path, fragile: str)
 def test_too_few_replies_stop_the_run_with_a_way_to_go_on(tmp_path: Path, fragile: str) -> None:
     with pytest.raises(RunError, match=r"round 1 got 0 usable replies.*out of luck.*--resume"):
         run(tmp_path / "run", f"clients.models=['{fragile}']", "evaluation.every=0")
-    assert RunFolder.open(tmp_path / "run").events()[-1]["round"] == 0
+    assert lines(RunFolder.open(tmp_path / "run"))[-1]["round"] == 0
 
 
 def test_clients_that_never_answer_are_not_waited_for_without_end(tmp_path: Path) -> None:
@@ -212,18 +181,18 @@ def test_a_killed_worker_costs_one_reply_and_is_replaced(tmp_path: Path) -> None
 
     killed = []
 
-    def listen(event: dict[str, Any]) -> None:
-        if event["event"] == "progress" and not killed:
+    def listen(event: Event) -> None:
+        if isinstance(event, Progressed) and not killed:
             victim = multiprocessing.active_children()[0]
             killed.append(victim.pid)
             os.kill(victim.pid or 0, signal.SIGKILL)
 
     folder = start(tiny("engine.workers=1", "local_epochs=15", "rounds=2"), tmp_path / "run", listen)
-    events = [e for e in folder.events() if e["event"] == "client"]
+    events = [e for e in lines(folder) if e["event"] == "client"]
     assert killed
     assert sum("excluded" in e for e in events) == 1
     assert "killed (SIGKILL)" in next(e["excluded"] for e in events if "excluded" in e)
-    assert [e["round"] for e in folder.events() if e["event"] == "round"] == [0, 1, 2]
+    assert [e["round"] for e in lines(folder) if e["event"] == "round"] == [0, 1, 2]
 
 
 @pytest.fixture
@@ -243,7 +212,7 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_client_whose_process_dies_is_named_with_its_encoder_and_the_signal(tmp_path: Path, dying: str) -> None:
     folder = run(tmp_path / "run", f"clients.models=['resnet8(width=4)', '{dying}']", "rounds=1")
-    (event,) = [e for e in folder.events() if "excluded" in e]
+    (event,) = [e for e in lines(folder) if "excluded" in e]
     assert event["client"] == "client-001"
     assert "client-001 failed: its process died of SIGABRT. Try hetero-ssfl doctor" in event["excluded"]
     assert f"encoder {dying}" in event["excluded"]
@@ -296,10 +265,10 @@ def test_averaging_methods_run_end_to_end_and_probe_the_global_model(tmp_path: P
     results = folder.read_json("results.json")
     assert set(results["global"]) == {"linear_all"}
     assert len(results["clients"]) == 3
-    sent = [e["bytes_up"] for e in folder.events() if e["event"] == "client"]
+    sent = [e["bytes_up"] for e in lines(folder) if e["event"] == "client"]
     weights = sum(v.numel() * 4 for k, v in server_tensors(folder.path).items() if "shared" in k)
     assert all(0.9 * weights < size < 1.5 * weights + 5000 for size in sent)
-    opening = [e["client"] for e in folder.events() if e["event"] == "client" and e["round"] == 0]
+    opening = [e["client"] for e in lines(folder) if e["event"] == "client" and e["round"] == 0]
     assert opening == ["client-000"]  # whose initialisation all start from
 
 
@@ -310,41 +279,41 @@ def test_a_small_memory_budget_changes_no_number(tmp_path: Path) -> None:
 
 
 def test_clients_beyond_the_memory_budget_are_dropped_and_read_back(reference: RunFolder) -> None:
-    site = open_site(str(reference.path), reference.config.to_toml())
+    site = SimulatedSite(reference)
     cache = ClientCache()
-    first = cache.get(site.participant(0), limit=3)
+    first = cache.get(participant(site, 0), limit=3)
     before = {k: v.clone() for k, v in first.learner.state_dict().items()}
-    assert cache.get(site.participant(0), limit=3) is first
+    assert cache.get(participant(site, 0), limit=3) is first
     cache._shrink(budget=1)
-    cache.get(site.participant(1), limit=3)
+    cache.get(participant(site, 1), limit=3)
     cache._shrink(budget=1)
-    again = cache.get(site.participant(0), limit=3)
+    again = cache.get(participant(site, 0), limit=3)
     assert again is not first
     assert all(torch.equal(v, again.learner.state_dict()[k]) for k, v in before.items())
 
 
 def test_networks_of_a_client_that_left_serve_the_next_of_its_kind(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", "clients.models=['resnet8(width=4)']", "rounds=1", "evaluation.every=0")
-    site, cache = open_site(str(folder.path), folder.config.to_toml()), ClientCache()
-    first, second = (cache.get(site.participant(k), limit=1) for k in (0, 1))
+    site, cache = SimulatedSite(folder), ClientCache()
+    first, second = (cache.get(participant(site, k), limit=1) for k in (0, 1))
     cache._shrink(budget=1)
-    third = cache.get(site.participant(2), limit=1)
+    third = cache.get(participant(site, 2), limit=1)
     assert third.learner is first.learner
     assert third.learner is not second.learner
     saved = folder.states("client-002").load(1)
     assert all(torch.equal(value, saved[key]) for key, value in third.learner.state_dict().items())
     cache._shrink(budget=1)
-    untrained = cache.get(site.participant(0), limit=0)  # never trained: its own beginning, not another's networks
+    untrained = cache.get(participant(site, 0), limit=0)  # never trained: its own beginning, not another's networks
     assert untrained.learner is not second.learner
-    own = site.participant(0).untrained().state_dict()
+    own = participant(site, 0).untrained().state_dict()
     assert all(torch.equal(value, own[key]) for key, value in untrained.learner.state_dict().items())
 
 
 def test_a_client_asked_for_an_earlier_round_goes_back_to_it(reference: RunFolder) -> None:
-    site = open_site(str(reference.path), reference.config.to_toml())
+    site = SimulatedSite(reference)
     cache = ClientCache()
-    assert cache.get(site.participant(0), limit=3).round == 3
-    assert cache.get(site.participant(0), limit=2).round == 2
+    assert cache.get(participant(site, 0), limit=3).round == 3
+    assert cache.get(participant(site, 0), limit=2).round == 2
 
 
 @pytest.mark.parametrize("when", ["before any share", "between shares and state"])
@@ -369,10 +338,10 @@ def test_killed_between_events_and_state_a_round_is_played_again(
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server_app, "save_state", stop)
+        patch.setattr(loop, "save_state", stop)
         with pytest.raises(Killed):
             run(path, "engine.workers=2")
-    assert RunFolder.open(path).events()[-1]["round"] == 3
+    assert lines(RunFolder.open(path))[-1]["round"] == 3
     newest = [RunFolder(path).shares(f"client-{k:03d}").newest(99) for k in range(3)]
     assert newest == [2 if when == "before any share" else 3] * 3
     assert_same(everything(reference), everything(resume(RunFolder.open(path), lambda _: None)))
@@ -381,12 +350,12 @@ def test_killed_between_events_and_state_a_round_is_played_again(
 def test_clients_in_this_process_do_not_do_what_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def answer(message: Message, _: dict[str, Any]) -> Message:
+    def answer(_: object, message: Message, __: object) -> Message:
         asked.append(message.metadata.dst_node_id)
         return Message(RecordDict(), reply_to=message)
 
-    monkeypatch.setattr(inprocess, "answer", answer)
-    with InlineGrid([{}, {}, {}]) as grid:
+    monkeypatch.setattr(workers, "answer", answer)
+    with InlineGrid([{}, {}, {}], NodeSite()) as grid:
         nodes = list(grid.get_node_ids())
         ids = list(grid.push_messages([Message(RecordDict(), node, "query") for node in nodes]))
         grid.cancel(set(ids[:2]))  # a deadline has passed
@@ -409,8 +378,8 @@ def test_a_failed_final_evaluation_is_not_a_finished_run(tmp_path: Path) -> None
     """What fails at the very end must not throw away the training before it."""
     path = tmp_path / "run"
 
-    def spoil(event: dict[str, Any]) -> None:
-        if event["event"] == "evaluating" and event["split"] == "test":
+    def spoil(event: Event) -> None:
+        if isinstance(event, Evaluating) and event.split == "test":
             (path / "models").write_text("in the way")
 
     with pytest.raises(RunError, match="could not be evaluated at the end"):
@@ -421,7 +390,7 @@ def test_a_failed_final_evaluation_is_not_a_finished_run(tmp_path: Path) -> None
 
 
 def test_a_client_that_is_too_slow_is_left_out_and_its_work_is_stopped(tmp_path: Path) -> None:
-    nodes = [{"run-dir": "unused", "partition-id": 0}]
+    nodes = [{"run-dir": "unused", "number": 0}]
     with InProcessGrid(nodes, workers=1, threads=1) as grid:
         before = grid._workers[0].process.pid
         message = grid.create_message(pack(settings={"config": ""}), "query", 2, "0")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hetero_ssfl import AlignmentConfig, HeteroSSFLStrategy, client_factor
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.federation.inprocess import set_identity
+from hetero_ssfl.federation.engines.workers import set_identity
 from hetero_ssfl.seeding import rng_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_project.py"

@@ -9,7 +9,7 @@ from torch import nn
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState
-from hetero_ssfl.training import Client
+from hetero_ssfl.training import TrainingClient
 
 AVERAGING = importlib.import_module("hetero_ssfl.methods.averaging")
 
@@ -34,9 +34,11 @@ class OneWeight(nn.Module):
 
 def make(
     name: str, encoder: float, predictor: float, target: float = 0.0, examples: int = 1, rounds: int = 1
-) -> Client:
+) -> TrainingClient:
     pixels = torch.zeros(examples, 1, 1, 1, dtype=torch.uint8)
-    return Client(name, load_config("smoke"), OneWeight(encoder, predictor, target), pixels, pixels, None, rounds)  # type: ignore[arg-type]
+    return TrainingClient(
+        name, load_config("smoke"), OneWeight(encoder, predictor, target), pixels, pixels, None, rounds
+    )  # type: ignore[arg-type]
 
 
 def method(name: str, *overrides: str) -> Method:
@@ -53,7 +55,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Training that adds a known number to encoder and predictor."""
 
     def set_step(step: float) -> None:
-        def train(client: Client, round_number: int) -> dict[str, float]:
+        def train(client: TrainingClient, round_number: int) -> dict[str, float]:
             with torch.no_grad():
                 client.learner.encoder.weight.add_(step)
                 client.learner.predictor.weight.add_(step)

@@ -17,7 +17,7 @@ from hetero_ssfl.methods.hetero import Alignment, HeteroSSFL, mu_at
 from hetero_ssfl.models import build_learner
 from hetero_ssfl.objectives import alignment_distance, factor_cka
 from hetero_ssfl.seeding import rng_for
-from hetero_ssfl.training import Client, learning_rate, rad_representations, train
+from hetero_ssfl.training import TrainingClient, learning_rate, rad_representations, train
 
 SMALL = [
     "clients.count=2",
@@ -34,17 +34,17 @@ def config_with(*overrides: str) -> Config:
     return load_config("smoke", [*SMALL, *overrides, *([f"ssl.kind={kind}"] if kind else [])])
 
 
-def make_client(config: Config, number: int = 0) -> Client:
+def make_client(config: Config, number: int = 0) -> TrainingClient:
     rng = rng_for(0, "pixels", number)
     pixels = torch.randint(0, 256, (20, 1, 16, 16), generator=rng, dtype=torch.uint8)
     rad = torch.randint(0, 256, (config.rad.size, 1, 16, 16), generator=rng_for(0, "rad"), dtype=torch.uint8)
     classes = 3 if METHODS[config.method].needs_labels else None
     learner = build_learner(config.model_of(number), config.ssl, 1, 16, config.seed, "init", number, classes=classes)
     labels = torch.arange(20) % 3 if classes else None
-    return Client(f"client-{number}", config, learner, pixels, rad, labels)
+    return TrainingClient(f"client-{number}", config, learner, pixels, rad, labels)
 
 
-def play(method: Method, config: Config, rounds: int) -> tuple[ServerState, list[Client]]:
+def play(method: Method, config: Config, rounds: int) -> tuple[ServerState, list[TrainingClient]]:
     """The server loop without an engine."""
     clients = [make_client(config, k) for k in range(config.clients.count)]
     state = ServerState(0 if method.opening == "nobody" else -1, tuple(c.name for c in clients))
@@ -57,7 +57,7 @@ def play(method: Method, config: Config, rounds: int) -> tuple[ServerState, list
     return state, clients
 
 
-def parameters(client: Client) -> torch.Tensor:
+def parameters(client: TrainingClient) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in client.learner.state_dict().values()])
 
 

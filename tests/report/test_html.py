@@ -12,21 +12,22 @@ from typing import Any
 
 import pytest
 import torch
-from browser import CHROMIUM, Browser
 from PIL import Image
 from typer.testing import CliRunner
 
+from helpers.browser import CHROMIUM, Browser
 from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.federation import start
 from hetero_ssfl.methods import FedAvg
 from hetero_ssfl.report import svg
-from hetero_ssfl.report.arms import read_arms, short_names, without_folders
 from hetero_ssfl.report.gallery import View, _likeness, _maps, _neighbours, _Pictures
-from hetero_ssfl.report.looks import Look, left_out, plane, thumbnail
 from hetero_ssfl.report.page import render, write_report
+from hetero_ssfl.report.rad_features import RadFeatures, left_out, plane, thumbnail
+from hetero_ssfl.report.reported_run import read_runs, short_names, without_folders
 from hetero_ssfl.runs import RunFolder, save_tensors
+from hetero_ssfl.use.rad_features import read_rad_features
 
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 HOSTILE = "<script>window.hit=1</script>\"'><img src=x onerror=window.hit=1>\ud800"
@@ -55,7 +56,8 @@ class Page(HTMLParser):
 def make(path: Path, scores: dict[str, float], *overrides: str, **more: Any) -> Path:
     """A finished run without encoders, as a server with participants elsewhere has it."""
     folder = RunFolder.create(path, load_config("smoke", list(overrides)), lambda _: None)
-    folder.write_json("facts.json", {"rad_digest": "0" * 64, "skipped_images": 0, **more.get("facts", {})})
+    facts = {"site": "nodes", "rad_digest": "0" * 64, "skipped_images": 0, **more.get("facts", {})}
+    folder.write_json("facts.json", facts)
     models = {name: {"encoder": more.get("encoder", "resnet8"), "parameters": 7} for name in scores}
     clients = {name: {"linear_all": score} for name, score in scores.items()} if more.get("labels", True) else {}
     folder.write_json("results.json", {"clients": clients, "models": models, "mean": {}, "untrained": {}})
@@ -64,18 +66,19 @@ def make(path: Path, scores: dict[str, float], *overrides: str, **more: Any) -> 
         {"event": "client", "round": 1, "client": n, "bytes_up": 5000, "bytes_down": 9, "loss_ssl": 1.0} for n in names
     ]
     events += [{"event": "round", "round": 1, "replies": len(names), "seconds": 2.0}]
-    folder.append_events(events + more.get("events", []))
+    lines = [json.dumps(event) + "\n" for event in events + more.get("events", [])]
+    (path / "events.jsonl").write_text("".join(lines))
     return path
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two tiny arms that were really trained."""
+    """Two tiny runs that were really trained."""
     root = tmp_path_factory.mktemp("runs")
-    arms = {"alone": ["method=local"], "together": []}
+    runs = {"alone": ["method=local"], "together": []}
     return {
-        arm: start(load_config("smoke", [*SMALL, *settings]), root / arm, lambda _: None).path
-        for arm, settings in arms.items()
+        run: start(load_config("smoke", [*SMALL, *settings]), root / run, lambda _: None).path
+        for run, settings in runs.items()
     }
 
 
@@ -94,7 +97,7 @@ def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> di
     )
     written = {"one": [runs["together"]], "several": [runs["alone"], runs["together"]], "hostile": [hostile]}
     for name, paths in written.items():
-        write_report(paths, root / f"{name}.html")
+        write_report(paths, root / f"{name}.html", read_rad_features)
     return {name: root / f"{name}.html" for name in written}
 
 
@@ -171,7 +174,7 @@ def test_pictures_are_held_once_and_shown_often(pages: dict[str, Path]) -> None:
 def test_several_runs_are_compared_client_by_client(tmp_path: Path) -> None:
     first = make(tmp_path / "alone", {"a": 10.0, "b": 20.0}, "method=local")
     second = make(tmp_path / "together", {"a": 25.0, "b": 19.0})
-    words = Page(render([first, second])).words
+    words = Page(render([first, second], read_rad_features)).words
     assert "+15.0" in words
     assert "-1.0" in words
     assert "the mean accuracy is 22.0 %" in words
@@ -181,7 +184,7 @@ def test_several_runs_are_compared_client_by_client(tmp_path: Path) -> None:
 
 def test_repetitions_are_put_together(tmp_path: Path) -> None:
     paths = [make(tmp_path / f"seed{s}", {"a": 10.0 + 2 * s}, f"seed={s}") for s in (0, 1)]
-    words = Page(render(paths)).words
+    words = Page(render(paths, read_rad_features)).words
     assert "Over seeds" in words
     assert re.search(r"0, 1\s+11\.0\s+1\.4", words)
 
@@ -196,7 +199,7 @@ def test_what_comes_from_others_stays_text(pages: dict[str, Path]) -> None:
 
 
 def test_a_page_without_labels_says_so(tmp_path: Path) -> None:
-    words = Page(render([make(tmp_path / "a", {"x": 1.0}, labels=False)])).words
+    words = Page(render([make(tmp_path / "a", {"x": 1.0}, labels=False)], read_rad_features)).words
     assert "There are no labels to probe with" in words
     assert "Nothing to probe" in words
     assert "None" not in words.replace("None: every reply", "")
@@ -208,7 +211,7 @@ def test_faults_are_listed_with_their_reasons(tmp_path: Path) -> None:
         {"event": "client", "round": 1, "client": "a", "warning": "features have collapsed"},
         {"event": "round", "round": 1, "seconds": 1.0, "away": ["c", "d"]},
     ]
-    words = Page(render([make(tmp_path / "a", {"a": 1.0, "b": 2.0}, events=events)])).words
+    words = Page(render([make(tmp_path / "a", {"a": 1.0, "b": 2.0}, events=events)], read_rad_features)).words
     assert "1 reply was left out" in words
     assert "b sent NaN from file.bin." in words
     assert "features have collapsed" in words
@@ -217,7 +220,7 @@ def test_faults_are_listed_with_their_reasons(tmp_path: Path) -> None:
 
 
 def test_encoders_elsewhere_cost_only_their_sections(tmp_path: Path) -> None:
-    words = Page(render([make(tmp_path / "server", {"a": 50.0})])).words
+    words = Page(render([make(tmp_path / "server", {"a": 50.0})], read_rad_features)).words
     assert "on other machines" in words
     assert "50.0" in words
     assert str(tmp_path) not in words
@@ -227,7 +230,7 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     evaluation = {"event": "evaluation", "round": 1, "split": "validation", "clients": {"a": {"linear_all": 61.5}}}
     path = make(tmp_path / "a", {"a": 1.0}, events=[evaluation])
     (path / "results.json").unlink()
-    words = Page(render([path])).words
+    words = Page(render([path], read_rad_features)).words
     assert "a is not finished: 1 of 2 rounds done." in words
     assert "61.5 % on validation images" in words
 
@@ -239,25 +242,25 @@ def test_finished_and_unfinished_runs_are_compared_on_the_same_images(tmp_path: 
     done = make(tmp_path / "done", {"a": 90.0}, "method=local", events=probed(50.0))
     going = make(tmp_path / "going", {"a": 1.0}, events=probed(61.5))
     (going / "results.json").unlink()
-    words = Page(render([done, going])).words
+    words = Page(render([done, going], read_rad_features)).words
     assert "61.5 % on validation images" in words
     assert "11.5 points above done (50.0 %)" in words
     assert "90.0" not in words
-    assert read_arms([going, done])[1].encoder("a") == "resnet8"
+    assert read_runs([going, done])[1].encoder("a") == "resnet8"
 
 
 def test_a_new_run_without_a_single_event_has_a_page(tmp_path: Path) -> None:
     path = make(tmp_path / "a", {"a": 1.0})
     (path / "results.json").unlink()
     (path / "events.jsonl").unlink()
-    assert "No round has been finished yet" in Page(render([path])).words
+    assert "No round has been finished yet" in Page(render([path], read_rad_features)).words
 
 
 def test_absurd_figures_are_left_out(tmp_path: Path) -> None:
     events = [
         {"event": "client", "round": r, "client": "a", "loss_ssl": v} for r, v in ((2, 1e308), (3, -1e308), (4, 1.5))
     ]
-    text = render([make(tmp_path / "a", {"a": 1.0}, events=events)])
+    text = render([make(tmp_path / "a", {"a": 1.0}, events=events)], read_rad_features)
     assert "nan" not in text
     assert "inf" not in Page(text).words
     assert "round 4: 1.5" in Page(text).words
@@ -266,9 +269,9 @@ def test_absurd_figures_are_left_out(tmp_path: Path) -> None:
 def test_what_is_no_picture_is_a_dot(tmp_path: Path, runs: dict[str, Path]) -> None:
     path = make(tmp_path / "sensors", {"a": 1.0})
     save_tensors(path / "rad.safetensors", {"pixels": torch.randn(20, 3, 50)})
-    (arm,) = read_arms([path])
-    view = View("trained", "c0", arm, Look(["a"], [torch.randn(20, 4)]))
-    pictures = _Pictures(arm)
+    (run,) = read_runs([path])
+    view = View("trained", "c0", run, RadFeatures(["a"], [torch.randn(20, 4)]))
+    pictures = _Pictures(run)
     drawing = str(_maps([view], pictures, "pca", []).blocks[0].figures[0].drawing)
     assert drawing.count("<circle") == 20
     assert "not images" in _neighbours([view], pictures, []).intro
@@ -277,11 +280,10 @@ def test_what_is_no_picture_is_a_dot(tmp_path: Path, runs: dict[str, Path]) -> N
 
 def handed_over(path: Path, rad: torch.Tensor, *overrides: str) -> str:
     """The words of a page about a run of `federate`."""
-    facts = {"given": {"a": {}}, "classes": ["x"], "holdings": {"a": [3]}}
+    facts = {"site": "python", "given": {"a": {}}, "classes": ["x"], "holdings": {"a": [3]}}
     make(path, {"a": 50.0}, "data.source=given", *overrides, facts=facts)
-    save_tensors(path / "split.safetensors", {})  # as the Python interface leaves it
     save_tensors(path / "rad.safetensors", {"pixels": rad})
-    return Page(render([path])).words
+    return Page(render([path], read_rad_features)).words
 
 
 def test_what_a_program_handed_over_is_not_called_a_data_set_nor_images(tmp_path: Path) -> None:
@@ -302,9 +304,12 @@ def test_a_run_is_not_said_to_keep_or_to_repeat_what_it_cannot(tmp_path: Path) -
     assert "Weights stay where they are, and so do samples that are not in the RAD." in words  # it may be theirs
     assert "Call federate(...) again with the same clients and RAD" in words
     assert "hetero-ssfl run settings.toml" not in words
-    assert "save these settings as federation.toml" in Page(render([make(tmp_path / "server", {"a": 1.0})])).words
+    assert (
+        "save these settings as federation.toml"
+        in Page(render([make(tmp_path / "server", {"a": 1.0})], read_rad_features)).words
+    )
     nodes = make(tmp_path / "nodes", {"a": 1.0}, facts={"nodes": [str(tmp_path / "node.toml")]})
-    assert "hetero-ssfl run settings.toml --node NODE.toml" in Page(render([nodes])).words
+    assert "hetero-ssfl run settings.toml --node NODE.toml" in Page(render([nodes], read_rad_features)).words
 
 
 def test_a_divided_data_set_is_repeated_by_its_settings(pages: dict[str, Path]) -> None:
@@ -331,7 +336,9 @@ def test_a_page_says_whether_labels_were_read_where_that_is_known(
 ) -> None:
     monkeypatch.setenv("HETERO_SSFL_TRUST", f"{__name__},gone_from_here")
     holdings = {"classes": ["x"], "holdings": {"a": [3]}}
-    words = Page(render([make(tmp_path / "a", {"a": 1.0}, f"method={method}", facts=holdings)])).words
+    words = Page(
+        render([make(tmp_path / "a", {"a": 1.0}, f"method={method}", facts=holdings)], read_rad_features)
+    ).words
     assert sentence.replace("data", "images of their own") in words
     assert ("no loss reads them" in words) == ("unlabeled" in sentence)
 
@@ -343,36 +350,36 @@ def test_what_is_not_shown_is_said(tmp_path: Path) -> None:
     names = [f"c{k}" for k in range(9)]
     path = make(tmp_path / "a", dict.fromkeys(names, 1.0))
     save_tensors(path / "rad.safetensors", {"pixels": torch.zeros(160, 1, 8, 8, dtype=torch.uint8)})
-    (arm,) = read_arms([path])
+    (run,) = read_runs([path])
     torch.manual_seed(0)
-    view = View("trained", "c0", arm, Look(names, [torch.randn(160, 4) for _ in names], left_out(9, 600)))
-    pictures = _Pictures(arm)
-    assert "512 of 600 rows" in _likeness([arm], [view], []).intro
+    view = View("trained", "c0", run, RadFeatures(names, [torch.randn(160, 4) for _ in names], left_out(9, 600)))
+    pictures = _Pictures(run)
+    assert "512 of 600 rows" in _likeness([run], [view], []).intro
     assert "Shown for the first 8 of 9 clients." in _neighbours([view], pictures, []).intro
     maps = _maps([view], pictures, "pca", [])
     assert "Of 160, 150 are drawn." in maps.intro
     assert "first 8 of 9 clients" in maps.blocks[1].title
-    fewer = View("trained", "c0", arm, Look(names[:8], view.look.features[:8]))
+    fewer = View("trained", "c0", run, RadFeatures(names[:8], view.features.features[:8]))
     assert "Shown for" not in _neighbours([fewer], pictures, []).intro
 
 
-# --- the encoders' looks ---------------------------------------------------------------------------
+# --- the encoders' features ---------------------------------------------------------------------------
 
 
 def test_neighbours_are_those_in_the_same_direction() -> None:
     angles = torch.tensor([0.0, 0.1, 3.0, 3.1, 1.5, 1.6])
     features = torch.stack([angles.cos(), angles.sin()], 1)
-    look = Look(["a", "b"], [features, 5 * features @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]])])
+    look = RadFeatures(["a", "b"], [features, 5 * features @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]])])
     assert [row[0] for row in look.neighbours(1)[0].tolist()] == [1, 0, 3, 2, 5, 4]
     assert look.shared_neighbours(1) == 1.0
-    assert Look(["a", "b"], [features, features.flip(0)[[3, 0, 4, 1, 5, 2]]]).shared_neighbours(1) == 0.0
-    assert Look(["a"], [features]).shared_neighbours(1) is None
+    assert RadFeatures(["a", "b"], [features, features.flip(0)[[3, 0, 4, 1, 5, 2]]]).shared_neighbours(1) == 0.0
+    assert RadFeatures(["a"], [features]).shared_neighbours(1) is None
 
 
 def test_neighbours_are_those_of_the_neighbours_command() -> None:
     features = torch.tensor([[9.0, 0.0], [9.0, 1.0], [8.0, -0.5], [7.0, 2.0], [10.0, 1.5]])  # all on one side
     cosine = torch.cosine_similarity(features[:, None], features, dim=2).fill_diagonal_(-2)
-    assert torch.equal(Look(["a"], [features]).neighbours(2)[0], cosine.topk(2).indices)
+    assert torch.equal(RadFeatures(["a"], [features]).neighbours(2)[0], cosine.topk(2).indices)
 
 
 def test_the_map_keeps_distances_of_plane_features() -> None:
@@ -466,11 +473,11 @@ def test_the_command_writes_a_page(runs: dict[str, Path], tmp_path: Path) -> Non
 
 def test_wrong_input_is_one_sentence(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must end in \.html"):
-        write_report([runs["together"]], tmp_path / "a.pdf")
+        write_report([runs["together"]], tmp_path / "a.pdf", read_rad_features)
     with pytest.raises(RunError, match="is not a run folder"):
-        write_report([tmp_path / "nothing"], tmp_path / "a.html")
+        write_report([tmp_path / "nothing"], tmp_path / "a.html", read_rad_features)
     with pytest.raises(RunError, match="named twice"):
-        write_report([runs["together"], runs["together"]], tmp_path / "a.html")
+        write_report([runs["together"], runs["together"]], tmp_path / "a.html", read_rad_features)
     assert not list(tmp_path.glob("*.html"))
 
 

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError, RunError
+from hetero_ssfl.events import Evaluated
 from hetero_ssfl.report import plots
 from hetero_ssfl.report.tables import Result, compare_rows, metric_names, paired_interval, results_table, spread
 from hetero_ssfl.runs import RunFolder
@@ -90,10 +90,7 @@ def test_one_run_is_a_row_per_client(tmp_path: Path) -> None:
 
 def test_every_picture_can_be_drawn_and_is_written_whole(tmp_path: Path) -> None:
     figure, axes = plots.subplots(2, 2, figsize=(6, 6))
-    events: list[dict[str, Any]] = [
-        {"event": "evaluation", "split": "validation", "round": r, "clients": {"a": {"m": r}, "b": {"m": 2 * r}}}
-        for r in (0, 1)
-    ]
+    events = [Evaluated(r, "validation", {"a": {"m": r}, "b": {"m": 2 * r}}) for r in (0, 1)]
     plots.curves(axes[0, 0], {"alone": events, "together": events}, "m")
     line = axes[0, 0].lines[0]
     assert list(line.get_ydata()) == [0, 1.5]

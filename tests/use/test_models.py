@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from nodes import ENCODERS, write_federation
 from torch import nn
 
+from helpers.federations import ENCODERS, write_federation
 from hetero_ssfl import Client, federate
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
@@ -50,9 +50,8 @@ def test_objects_handed_over_in_python_are_found_by_name_and_in_their_order(tmp_
     assert model.client == "zeta"
     trained = run.encoder(0).eval()
     x = series(5)
-    torch.testing.assert_close(model.load()(x), trained(x))
-    torch.testing.assert_close(_run_torch_export(convert(model, model.load(), "torch-export"))(x), trained(x))
-    del run, clients
+    by_name = model.load(f"{__name__}:network")
+    torch.testing.assert_close(_run_torch_export(convert(model, by_name, "torch-export"))(x), trained(x))
     with pytest.raises(ConfigError, match=r"zeta's encoder was handed over as an object.*--encoder"):
         model.load()
     torch.testing.assert_close(model.load(f"{__name__}:network")(x), trained(x))

@@ -16,6 +16,7 @@ from hetero_ssfl.plugins import check_trusted, is_trusted, remember
 from hetero_ssfl.report.page import render
 from hetero_ssfl.runs import save_tensors, write_json
 from hetero_ssfl.use.models import find_model
+from hetero_ssfl.use.rad_features import read_rad_features
 
 Call = Callable[..., tuple[int, str, str]]
 NET = """
@@ -115,7 +116,7 @@ def test_a_run_from_elsewhere_runs_no_code(
     config = tmp_path / "run" / "config.toml"
     assert old in config.read_text()
     config.write_text(config.read_text().replace(old, new.format(trace=trace)))
-    assert "its encoders cannot be asked here" in render([tmp_path / "run"])
+    assert "its encoders cannot be asked here" in render([tmp_path / "run"], read_rad_features)
     code, _, said = call("evaluate", tmp_path / "run")
     assert code == 2
     assert "If you trust it, set HETERO_SSFL_TRUST=" in said
@@ -128,7 +129,9 @@ def test_a_run_that_names_a_nodes_settings_runs_no_code_of_theirs(
     shutil.copytree(run, tmp_path / "run")
     node = tmp_path / "run" / "node.toml"
     node.write_text(f"name = 'a'\nencoder = \"subprocess:getoutput(cmd='touch {trace}')\"\n[data]\nsource = 'digits'\n")
-    write_json(tmp_path / "run" / "facts.json", {"nodes": [str(node)], "federation": "0", "rad_digest": "0"})
+    write_json(
+        tmp_path / "run" / "facts.json", {"site": "nodes", "nodes": [str(node)], "federation": "0", "rad_digest": "0"}
+    )
     assert "is code that you have not trained with" in call("evaluate", tmp_path / "run")[2]
     assert not trace.exists()
 
@@ -147,7 +150,7 @@ def test_who_trained_with_it_is_not_asked_but_it_must_be_the_same_code(
     start(load_config("smoke", settings), tmp_path / "run", lambda _: None)
     new_process(monkeypatch, trace)
     assert find_model(tmp_path / "run", "0").load()[0].out_channels == 3
-    assert "its encoders cannot be asked here" not in render([tmp_path / "run"])
+    assert "its encoders cannot be asked here" not in render([tmp_path / "run"], read_rad_features)
     assert not is_trusted("nets_of_mine:Net(width=4)")
     new_process(monkeypatch, trace)
     elsewhere = tmp_path / "unpacked"

@@ -1,9 +1,9 @@
 """Images, who holds which, and the views that train on them."""
 
-from .apart import without_trained
 from .batches import take
-from .given import Data, agree_on_classes, joined, read_given, read_rad, read_with_test
 from .images import Images, digest, load_images
+from .leakage import without_trained
+from .objects import Data, agree_on_classes, joined, read_given, read_rad, read_with_test
 from .partition import assign_classes, partition
 from .sources import same_source
 from .splits import Split, balanced_order, load_rad, load_rad_alone, split_training_images

@@ -26,8 +26,8 @@ license = "Apache-2.0"
 publisher = "{CONNECTION}"
 
 [tool.flwr.app.components]
-serverapp = "hetero_ssfl.federation.deployed:server_app"
-clientapp = "hetero_ssfl.federation.client_app:app"
+serverapp = "hetero_ssfl.federation.superlink:server_app"
+clientapp = "hetero_ssfl.federation.client.app:app"
 
 [tool.flwr.app.config]  # `run.sh` sets both
 config = "federation.toml"

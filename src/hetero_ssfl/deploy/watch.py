@@ -3,8 +3,8 @@
 import json
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
+from ..events import ClientTrained, Event, RoundDone, Started, Warned, from_lines
 from ..progress import RunView
 
 
@@ -14,8 +14,8 @@ class RunWatch:
     def __init__(self, run_dir: Path, view: RunView) -> None:
         self.run_dir, self.view = run_dir, view
         self.told, self.status = self._lines(), ""
-        past = [json.loads(line) for line in self.told]
-        self.round = max((event["round"] for event in past if event["event"] == "round"), default=0)
+        past = from_lines(self.told)
+        self.round = max((event.round for event in past if isinstance(event, RoundDone)), default=0)
 
     @property
     def finished(self) -> bool:
@@ -26,17 +26,18 @@ class RunWatch:
         lines = self._lines()
         # A server that goes on drops what an unfinished round left: the old and the new part ways somewhere.
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.told, lines, strict=False)))
-        for line in lines[same:]:
-            self._show(json.loads(line))
+        for event in from_lines(lines[same:]):
+            self._show(event)
         self.told = lines
 
     def warn(self, text: str) -> None:
-        self.view({"event": "warning", "round": self.round, "text": text})
+        self.view(Warned(self.round, text))
 
-    def _show(self, event: dict[str, Any]) -> None:
-        self.round = max(self.round, event["round"]) if event["event"] == "round" else self.round
-        if "excluded" in event:
-            event = {"event": "warning", "round": event["round"], "text": event["excluded"]}
+    def _show(self, event: Event) -> None:
+        if isinstance(event, RoundDone):
+            self.round = max(self.round, event.round)
+        if isinstance(event, ClientTrained) and event.excluded:
+            event = Warned(event.round, event.excluded)
         self.view(event)
 
     def _show_status(self) -> None:
@@ -49,7 +50,7 @@ class RunWatch:
             return
         self.status, now = text, json.loads(text)
         if self.view.rounds is None and "rounds" in now:
-            self.view({"event": "start", "round": self.round, "rounds": now["rounds"]})
+            self.view(Started(self.round, now["rounds"]))
         if self.view.rounds is not None:
             waiting = ", ".join(now.get("waiting_for", []))
             note = f"{now['phase']}, waiting for {waiting}" if waiting else now["phase"]

@@ -1,15 +1,26 @@
-"""The only package that knows Flower. Its names are imported when first used: `nursery` alone loads no torch."""
+"""The only package that imports Flower.
+
+records.py    what travels, and how it is checked
+sites/        who takes part, and where their images and models are
+client/       the participant's side of a round
+server/       the server's side of a round
+engines/      worker processes and Ray, which carry the messages on one machine
+running.py    the one way to start or continue a run
+superlink.py  the server's side on Flower's deployment engine
+
+The names below are imported when first used: `engines.forkserver` alone loads no torch.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .engine import client_names, mutual_cka_of, participants, reevaluate, resume, start, start_or_resume
+    from .running import mutual_cka_of, new_folder, open_run, participants, reevaluate, resume, run_here, start
 
-__all__ = ["client_names", "mutual_cka_of", "participants", "reevaluate", "resume", "start", "start_or_resume"]
+__all__ = ["mutual_cka_of", "new_folder", "open_run", "participants", "reevaluate", "resume", "run_here", "start"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'hetero_ssfl.federation' has no attribute '{name}'")
-    return getattr(import_module(".engine", __name__), name)
+    return getattr(import_module(".running", __name__), name)

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from ..data import random_view
 from ..errors import ProtocolError
 from ..models import Learner
-from ..training import Client, train
+from ..training import TrainingClient, train
 from .base import Broadcast, ClientId, Method, ServerState, Update, check_like
 
 ENCODER = ("encoder.", "projector.")
@@ -37,13 +37,17 @@ class FedBYOL(Method):
     def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
         return Broadcast(state.round + 1, state.shared)
 
-    def local_update(self, client: Client, down: Broadcast) -> Update:
+    def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
         load_shared(client, down.arrays)
         metrics = self.train(client, down.round) if down.round > 0 else {}
         return Update(len(client.pixels), shared_weights(client.learner, self.shared), metrics)
 
-    def train(self, client: Client, round_number: int) -> dict[str, float]:
+    def train(self, client: TrainingClient, round_number: int) -> dict[str, float]:
         return train(client, round_number)
+
+    def example_messages(self, learner: Learner, sample: Tensor) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        weights = shared_weights(learner, self.shared)
+        return weights, weights
 
     def global_model(self, state: ServerState) -> Mapping[str, Tensor]:
         return state.shared
@@ -59,7 +63,7 @@ class FedBYOL(Method):
         if size > LARGEST_STEP**2 * max(usual, 1.0):
             raise ProtocolError(f"{client} sent weights {(size / usual) ** 0.5:.0f} times as large as the global ones.")
 
-    def check_broadcast(self, client: Client, down: Broadcast) -> None:
+    def check_broadcast(self, client: TrainingClient, down: Broadcast) -> None:
         super().check_broadcast(client, down)
         weights = {key: value for key, value in down.arrays.items() if key.startswith(self.shared)}
         if weights or down.round > 0:
@@ -87,11 +91,11 @@ class FedAvg(FedBYOL):
     needs_labels = True
     shared = ("encoder.", "classifier.")
 
-    def train(self, client: Client, round_number: int) -> dict[str, float]:
+    def train(self, client: TrainingClient, round_number: int) -> dict[str, float]:
         return train(client, round_number, objective=supervised)
 
 
-def supervised(client: Client, pixels: Tensor, labels: Tensor | None, rng: Generator) -> tuple[Tensor, Tensor]:
+def supervised(client: TrainingClient, pixels: Tensor, labels: Tensor | None, rng: Generator) -> tuple[Tensor, Tensor]:
     """Cross-entropy of the classifier."""
     assert labels is not None
     assert client.learner.classifier is not None
@@ -99,7 +103,7 @@ def supervised(client: Client, pixels: Tensor, labels: Tensor | None, rng: Gener
     return F.cross_entropy(client.learner.classifier(features), labels), features
 
 
-def load_shared(client: Client, weights: Mapping[str, Tensor], also_target: bool = False) -> None:
+def load_shared(client: TrainingClient, weights: Mapping[str, Tensor], also_target: bool = False) -> None:
     """Replace the client's networks by global ones; nothing for the opening, which brings none."""
     learner = client.learner
     if weights:
@@ -114,7 +118,7 @@ def global_weights(down: Broadcast) -> dict[str, Tensor]:
     return {key: value for key, value in down.arrays.items() if key.startswith(NETWORKS)}
 
 
-def measured_training(client: Client, round_number: int) -> dict[str, float]:
+def measured_training(client: TrainingClient, round_number: int) -> dict[str, float]:
     """Train, and measure how far that moved the encoder (`drift`); nothing in the opening."""
     if round_number == 0:
         return {}

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import ProtocolError
-from ..training import Client
+from ..models import Learner
+from ..training import TrainingClient
 
 ClientId = str
 
@@ -55,8 +56,13 @@ class ServerState:
     examples: Mapping[ClientId, int] = field(default_factory=dict)
 
 
+COLLAPSED = 0.1  # feature spread: 1 is isotropic, 0 a single point
+
+
 class Method(ABC):
     name: ClassVar[str]
+    story: ClassVar[str | None] = None
+    """What the clients did, for a report; may name {rad}, the number of shared {things}."""
     opening: ClassVar[Literal["nobody", "first", "all"]] = "nobody"
     """Which clients answer once, untrained, before round 1."""
     averages_weights: ClassVar[bool] = False
@@ -73,7 +79,7 @@ class Method(ABC):
         """Server: what `client` needs for round `state.round + 1`."""
 
     @abstractmethod
-    def local_update(self, client: Client, down: Broadcast) -> Update:
+    def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
         """Client: train, and say what the server may know of it."""
 
     @abstractmethod
@@ -84,7 +90,7 @@ class Method(ABC):
         """Server: raise ProtocolError for a reply that must not be used."""
         check_finite(update.arrays, client)
 
-    def check_broadcast(self, client: Client, down: Broadcast) -> None:
+    def check_broadcast(self, client: TrainingClient, down: Broadcast) -> None:
         """Client: raise ProtocolError for an instruction that must not be followed."""
         check_finite(down.arrays, "the server")
 
@@ -97,8 +103,29 @@ class Method(ABC):
         return {}
 
     def portrait(self, state: ServerState) -> dict[str, Any]:
-        """Server: what a report may draw of the state, as JSON."""
+        """Server: what a report may draw of the state: fields of `events.KernelsSeen`."""
         return {}
+
+    def client_warning(self, update: Update) -> str | None:
+        """Server: what is wrong with a client, by its figures."""
+        spread = update.metrics.get("spread", 1.0)
+        return f"features have collapsed (spread {spread:.3f})" if spread < COLLAPSED else None
+
+    def round_warning(self, figures: Mapping[str, float]) -> str | None:
+        """Server: what is wrong with the round, by the figures of `metrics`."""
+        return None
+
+    # --- what it would cost, before it is run ---
+
+    def example_messages(
+        self, learner: Learner, sample: Tensor
+    ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None:
+        """Arrays of the sizes that go down and up for one client and round; None where the method does not say."""
+        return None
+
+    def extra_images_per_step(self) -> float:
+        """How many pairs of views a step costs beyond its own batch."""
+        return 0.0
 
 
 def check_finite(arrays: Mapping[str, Tensor], sender: str) -> None:

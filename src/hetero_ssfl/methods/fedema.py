@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 
 from ..errors import ProtocolError
-from ..training import Client
+from ..training import TrainingClient
 from .averaging import FedBYOL, divergence, global_weights, load_shared, measured_training, shared_weights
 from .base import Broadcast, ClientId, ServerState, Update
 
@@ -31,7 +31,7 @@ class FedEMA(FedBYOL):
         more = {key: kept[key] for key in ("lambda", "drift")} if took_part else {}
         return Broadcast(state.round + 1, {**state.shared, **more})
 
-    def local_update(self, client: Client, down: Broadcast) -> Update:
+    def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
         weights, own = global_weights(down), shared_weights(client.learner)
         if "lambda" in down.arrays:
             as_in_code = self.config.averaging.divergence == "training"

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..training import Client
+from ..training import TrainingClient
 from .averaging import FedBYOL, divergence, global_weights, load_shared, measured_training, shared_weights
 from .base import Broadcast, ClientId, ServerState, Update
 
@@ -25,7 +25,7 @@ class FedU(FedBYOL):
     def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
         return Broadcast(state.round + 1, {**state.shared, **state.clients.get(client, {})})
 
-    def local_update(self, client: Client, down: Broadcast) -> Update:
+    def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
         weights = global_weights(down)
         if weights and not self.takes_predictor(client, weights, down.arrays.get("drift")):
             weights = {key: value for key, value in weights.items() if not key.startswith("predictor.")}
@@ -33,7 +33,7 @@ class FedU(FedBYOL):
         metrics = measured_training(client, down.round)
         return Update(len(client.pixels), shared_weights(client.learner), metrics)
 
-    def takes_predictor(self, client: Client, weights: Mapping[str, Tensor], drift: Tensor | None) -> bool:
+    def takes_predictor(self, client: TrainingClient, weights: Mapping[str, Tensor], drift: Tensor | None) -> bool:
         settings = self.config.averaging
         if client.round == 0:
             return True  # it has trained nothing of its own yet

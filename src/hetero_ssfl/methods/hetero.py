@@ -22,13 +22,16 @@ from ..data import random_view, take, to_input
 from ..errors import ProtocolError
 from ..models import Learner
 from ..objectives import alignment_distance
-from ..training import Client, rad_representations, train
+from ..training import TrainingClient, rad_representations, train
 from .base import Broadcast, ClientId, Method, ServerState, Update
-from .kernels import Kernels, check_rows
+from .kernels import Kernels, KernelState, check_rows
+
+POOR_RANK = 3.0  # effective rank of the mean kernel
 
 
 class HeteroSSFL(Method):
     name = "hetero-ssfl"
+    story = "learned together: each aligned its view of {rad} shared {things} (the RAD) with that of all"
     opening = "all"  # Algorithm 1 computes K_mean(0) from the untrained models
 
     def __init__(self, config: Config) -> None:
@@ -36,13 +39,13 @@ class HeteroSSFL(Method):
         self.kernels = Kernels(config, self.weight)
 
     def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
-        arrays: Mapping[str, Tensor] = state.shared
+        mean = KernelState.from_tensors(state.shared)
         if self.config.alignment.leave_one_out and client in state.clients:
             others = {name: kept for name, kept in state.clients.items() if name != client}
-            arrays = self.kernels.consensus(state, replace(state, clients=others), [client]) if others else {}
-        return Broadcast(state.round + 1, {k: v for k, v in arrays.items() if k == "factor"})
+            mean = self.kernels.consensus(state, replace(state, clients=others), [client]) if others else None
+        return Broadcast(state.round + 1, {} if mean is None else {"factor": mean.factor})
 
-    def local_update(self, client: Client, down: Broadcast) -> Update:
+    def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
         metrics: dict[str, float] = {}
         if down.round > 0:
             mu = mu_at(self.config, down.round)
@@ -57,7 +60,7 @@ class HeteroSSFL(Method):
         super().check(state, client, update)
         self.kernels.check(state, client, update.arrays)
 
-    def check_broadcast(self, client: Client, down: Broadcast) -> None:
+    def check_broadcast(self, client: TrainingClient, down: Broadcast) -> None:
         super().check_broadcast(client, down)
         for name, array in down.arrays.items():
             if name != "factor":
@@ -68,15 +71,36 @@ class HeteroSSFL(Method):
         kept = {**state.clients, **{client: u.arrays for client, u in updates.items()}}
         examples = {**state.examples, **{name: u.examples for name, u in updates.items()}}
         after = replace(state, round=state.round + 1, clients=kept, examples=examples)
-        return replace(after, shared=self.kernels.consensus(state, after, list(updates)))
+        return replace(after, shared=self.kernels.consensus(state, after, list(updates)).to_tensors())
 
     def metrics(self, state: ServerState) -> dict[str, float]:
-        if "factor" not in state.shared:
+        mean = KernelState.from_tensors(state.shared)
+        if mean is None:
             return {}
-        return {
-            "consensus_effective_rank": effective_rank(state.shared["factor"]),
-            "consensus_lost_share": float(state.shared["lost"]),
-        }
+        return {"consensus_effective_rank": effective_rank(mean.factor), "consensus_lost_share": mean.lost}
+
+    def round_warning(self, figures: Mapping[str, float]) -> str | None:
+        rank = figures.get("consensus_effective_rank", POOR_RANK)
+        if rank >= POOR_RANK:
+            return None
+        return f"the clients agree on {rank:.1f} directions only, which teaches little: see docs/alignment.md"
+
+    def example_messages(self, learner: Learner, sample: Tensor) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        with torch.no_grad():
+            learner.eval()
+            width = learner.represent(sample, self.config.alignment.layer).shape[1]
+        rank, rows = self.config.alignment.rank, self.config.rad.size
+        up, down = min(width, rank), min(width * self.config.clients.count, rank)
+        if self.config.alignment.form == "sketch":
+            up = down = min(rank, rows)
+        wire = self.kernels.wire
+        return {"factor": torch.zeros(rows, down, dtype=wire)}, {"factor": torch.zeros(rows, up, dtype=wire)}
+
+    def extra_images_per_step(self) -> float:
+        alignment, rows = self.config.alignment, self.config.rad.size
+        if alignment.mu == 0:
+            return 0.0
+        return min(alignment.rad_batch or rows, rows) / 2 / alignment.every  # one view each, not a pair
 
     def portrait(self, state: ServerState) -> dict[str, Any]:
         return self.kernels.portrait(state)
@@ -93,7 +117,7 @@ class HeteroSSFL(Method):
 class Alignment:
     """mu * distance(K_k, K_mean) on a fresh batch of RAD images, at each step or once per epoch."""
 
-    def __init__(self, client: Client, consensus: Tensor, mu: float) -> None:
+    def __init__(self, client: TrainingClient, consensus: Tensor, mu: float) -> None:
         self.config, self.mu = client.config, mu
         self.rad, self.consensus = client.rad, consensus.to(client.device)
         batch = client.config.alignment.rad_batch

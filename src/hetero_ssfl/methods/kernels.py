@@ -7,7 +7,7 @@ thousand.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,40 @@ TOLERANCE = 0.05  # of a norm that is 1 but for rounding on the wire
 WILD = 1000.0  # times the median norm of the others' kernels
 ABSORBED = 1e6  # times that median: next to such a share the others lost digits in the sums
 SHOWN, SHOWN_IMAGES = 20, 200  # clients and RAD images of the mutual CKA in a round's events
+
+
+@dataclass(frozen=True)
+class KernelState:
+    """What the server keeps of all kernels between two rounds."""
+
+    factor: Tensor
+    """B of the mean kernel K_mean = B B^T."""
+    lost: float
+    """The fraction of K_mean that B leaves out."""
+    sums: Sums | None = None
+    """Running sums over all clients, where their factors together are wider than B may be."""
+    norms: Tensor | None = None
+    """The norm of each client's kernel in the order of the roster, where kernels are not normalised."""
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        tensors = {"factor": self.factor, "lost": torch.tensor(self.lost)}
+        if self.sums is not None:
+            totals = torch.tensor([self.sums.trace, self.sums.weight], dtype=torch.float64)
+            tensors |= {"sums": self.sums.sketch, "totals": totals}
+        return tensors if self.norms is None else {**tensors, "norms": self.norms}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "KernelState | None":
+        """None before the first kernels arrived."""
+        if "factor" not in tensors:
+            return None
+        sums = Sums(tensors["sums"], *tensors["totals"].tolist()) if "sums" in tensors else None
+        return cls(tensors["factor"], float(tensors["lost"]), sums, tensors.get("norms"))
+
+
+def norms_of(state: ServerState) -> list[float]:
+    kept = KernelState.from_tensors(state.shared)
+    return [] if kept is None or kept.norms is None else kept.norms.tolist()
 
 
 class Kernels:
@@ -70,26 +104,23 @@ class Kernels:
 
     def _usual(self, state: ServerState, client: ClientId) -> float:
         """The median norm of the others, which no client can move by itself; unknown in the opening."""
-        norms = state.shared.get("norms", torch.zeros(0))
-        others = [n for name, n in zip(state.roster, norms.tolist(), strict=False) if name != client and n > 0]
+        others = [n for name, n in zip(state.roster, norms_of(state), strict=False) if name != client and n > 0]
         return float(torch.tensor(others).median()) if others else math.inf
 
     # --- the mean ---
 
-    def consensus(self, before: ServerState, after: ServerState, changed: Collection[ClientId]) -> dict[str, Tensor]:
-        """B of the state `after` and what the next round needs of it; `changed` are those that differ from `before`."""
-        found: dict[str, Tensor] = {}
-        if not self.alignment.normalize:
-            found["norms"] = self._norms(before, after, changed)
-        factors = None if "sums" in before.shared else self._all_factors(after)
+    def consensus(self, before: ServerState, after: ServerState, changed: Collection[ClientId]) -> KernelState:
+        """The mean kernel of the state `after`; `changed` are the clients that differ from `before`."""
+        kept, sums = KernelState.from_tensors(before.shared), None
+        norms = None if self.alignment.normalize else self._norms(before, after, changed)
+        factors = self._all_factors(after) if kept is None or kept.sums is None else None
         if factors is not None:
             mean = combine(list(factors.values()), [self.weights(after, name) for name in factors])
         else:
             sums = self._sums(before, after, [name for name in after.roster if name in changed])
             precision = SINGLE if self.alignment.form == "factor" else torch.finfo(self.wire).eps
             mean = sums.consensus(self.omega(), precision, self.alignment.rank)
-            found |= {"sums": sums.sketch, "totals": torch.tensor([sums.trace, sums.weight], dtype=torch.float64)}
-        return {"factor": mean.factor.to(self.wire), "lost": torch.tensor(mean.lost), **found}
+        return KernelState(mean.factor.to(self.wire), mean.lost, sums, norms)
 
     def _all_factors(self, state: ServerState) -> dict[ClientId, Tensor] | None:
         """In the order of the roster, which decides the last bits; None if they are wider than B may be."""
@@ -106,8 +137,9 @@ class Kernels:
 
     def _sums(self, before: ServerState, after: ServerState, changed: Sequence[ClientId]) -> Sums:
         """Those of `before`, less the old shares of those who changed, plus their new ones; or all anew."""
-        if "sums" in before.shared and not self._absorbed(before, changed):
-            sums = Sums(before.shared["sums"], *before.shared["totals"].tolist())
+        kept = KernelState.from_tensors(before.shared)
+        if kept is not None and kept.sums is not None and not self._absorbed(before, changed):
+            sums = kept.sums
         else:
             sums, before, changed = Sums(), replace(before, clients={}), after.roster
         for state, sign in ((before, -1), (after, 1)):
@@ -133,8 +165,8 @@ class Kernels:
     def _norms(self, before: ServerState, after: ServerState, changed: Collection[ClientId]) -> Tensor:
         """Of each client's kernel, in the order of the roster (newcomers are at its end); 0 where there is none."""
         norms = torch.zeros(len(after.roster), dtype=torch.float64)
-        known = before.shared.get("norms", norms[:0])
-        norms[: len(known)] = known
+        known = norms_of(before)
+        norms[: len(known)] = torch.tensor(known, dtype=torch.float64)
         for place, name in enumerate(after.roster):
             if name in changed:
                 norms[place] = self.norm(after.clients[name]) if name in after.clients else 0.0
@@ -142,10 +174,9 @@ class Kernels:
 
     def _absorbed(self, before: ServerState, changed: Collection[ClientId]) -> bool:
         """Whether one who leaves the sums was so large in the opening that the others lost digits there."""
-        norms = before.shared.get("norms", torch.zeros(0)).tolist()
         return any(
             size > ABSORBED * self._usual(before, name)
-            for name, size in zip(before.roster, norms, strict=False)
+            for name, size in zip(before.roster, norms_of(before), strict=False)
             if name in changed
         )
 
@@ -153,9 +184,10 @@ class Kernels:
 
     def portrait(self, state: ServerState) -> dict[str, Any]:
         """The consensus' spectrum and how alike the clients' kernels are, on some of the RAD images."""
-        if "factor" not in state.shared:
+        kept = KernelState.from_tensors(state.shared)
+        if kept is None:
             return {}
-        found: dict[str, Any] = {"spectrum": _rounded(spectrum(state.shared["factor"])[:64])}
+        found: dict[str, Any] = {"spectrum": _rounded(spectrum(kept.factor)[:64])}
         if self.alignment.form == "factor":
             names = [name for name in state.roster if name in state.clients][:SHOWN]
             step = -(-self.rows // SHOWN_IMAGES)

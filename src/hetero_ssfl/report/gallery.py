@@ -5,17 +5,27 @@ Encoders of participants on other machines are not here: those sections then say
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 from torch import Tensor
 
 from ..errors import HeteroSSFLError
+from ..events import KernelsSeen, is_number
 from . import svg
-from .arms import Arm, is_number, without_folders
 from .blocks import WORDS, Block, Figure, Figures, Folded, Rows, Section, Text, Tiles
-from .looks import Look, Map, are_pictures, look, mean_off_diagonal, plane, rad_of, shown_rows, thumbnail
-from .phrases import UNTRAINED, legend, names_of
+from .rad_features import (
+    FeatureReader,
+    Map,
+    RadFeatures,
+    are_pictures,
+    mean_off_diagonal,
+    plane,
+    rad_of,
+    shown_rows,
+    thumbnail,
+)
+from .reported_run import ReportedRun, without_folders
+from .wording import UNTRAINED, legend, names_of
 
 NEIGHBOURS = 5
 QUERIES = 4
@@ -25,15 +35,15 @@ MOST_SHOWN = 8  # clients whose neighbours and maps are shown
 
 @dataclass(frozen=True)
 class View:
-    """A run's clients as they look at the RAD: before training, or after."""
+    """A run's clients as they represent the RAD: before training, or after."""
 
     label: str
     style: str
-    arm: Arm
-    look: Look
+    run: ReportedRun
+    features: RadFeatures
 
     def name(self, client: str) -> str:
-        return self.arm.name(client)
+        return self.run.name(client)
 
 
 @dataclass(frozen=True)
@@ -43,28 +53,28 @@ class Gallery:
     """The RAD images that the sections use: id and data address."""
 
 
-def read_views(arms: Sequence[Arm]) -> tuple[list[View], list[str]]:
+def read_views(runs: Sequence[ReportedRun], features: FeatureReader) -> tuple[list[View], list[str]]:
     """Untrained, then each run after training; and why some are missing."""
-    last, views, reasons = arms[-1], [], []
+    last, views, reasons = runs[-1], [], []
     wanted = [("untrained", UNTRAINED, last, False)]
-    wanted += [(name, arm.style, arm, True) for arm, name in zip(arms, names_of(arms), strict=True)]
-    for label, style, arm, trained in wanted:
+    wanted += [(name, run.style, run, True) for run, name in zip(runs, names_of(runs), strict=True)]
+    for label, style, run, trained in wanted:
         try:
-            views.append(View(label, style, arm, look(arm.folder, trained)))
+            views.append(View(label, style, run, features(run.folder, trained)))
         except (HeteroSSFLError, RuntimeError) as error:  # RuntimeError: weights of a model that has changed since
             if trained:
-                reasons.append(without_folders(f"{arm.label}: its encoders cannot be asked here. {error}"))
+                reasons.append(without_folders(f"{run.label}: its encoders cannot be asked here. {error}"))
     return views, reasons
 
 
-def gallery(arms: Sequence[Arm], kind: Map) -> Gallery:
-    views, reasons = read_views(arms)
-    pictures = _Pictures(arms[-1])
-    digest = arms[-1].result.facts.get("rad_digest")
-    same_rad = [view for view in views if view.arm.result.facts.get("rad_digest") == digest]
+def gallery(runs: Sequence[ReportedRun], features: FeatureReader, kind: Map) -> Gallery:
+    views, reasons = read_views(runs, features)
+    pictures = _Pictures(runs[-1])
+    digest = runs[-1].result.facts.get("rad_digest")
+    same_rad = [view for view in views if view.run.result.facts.get("rad_digest") == digest]
     sections = [
-        _likeness(arms, views, reasons),
-        _spectrum(arms, views, reasons),
+        _likeness(runs, views, reasons),
+        _spectrum(runs, views, reasons),
         _neighbours(same_rad, pictures, reasons),
         _maps(same_rad, pictures, kind, reasons),
     ]
@@ -80,10 +90,10 @@ def before_and_after(views: Sequence[View]) -> Sequence[View]:
 class _Pictures:
     """Each RAD image once in the page, whoever shows it."""
 
-    def __init__(self, arm: Arm) -> None:
+    def __init__(self, run: ReportedRun) -> None:
         self.used: dict[str, str] = {}
         try:
-            rad = rad_of(arm.folder)
+            rad = rad_of(run.folder)
         except HeteroSSFLError:
             self.rad: Tensor | None = None
             return
@@ -103,36 +113,38 @@ class _Pictures:
 # --- mutual CKA ------------------------------------------------------------------------------------
 
 
-def _likeness(arms: Sequence[Arm], views: Sequence[View], reasons: Sequence[str]) -> Section:
-    title = f"How alike the clients see the shared {arms[-1].things}"
+def _likeness(runs: Sequence[ReportedRun], views: Sequence[View], reasons: Sequence[str]) -> Section:
+    title = f"How alike the clients see the shared {runs[-1].things}"
     blocks: list[Block] = []
     if views:
-        figures = [_heat(v.look.mutual_cka, [v.name(n) for n in v.look.names], v.label) for v in views]
+        figures = [_heat(v.features.mutual_cka, [v.name(n) for n in v.features.names], v.label) for v in views]
         blocks.append(Figures(figures, "small"))
-    for arm in arms:
-        rounds = [event for event in arm.of("kernels") if _is_matrix(event)]
+    for run in runs:
+        rounds = [
+            (event.round, event.clients or [], event.mutual_cka or []) for event in run.kernels if _is_matrix(event)
+        ]
         if not rounds:
             continue
-        most = 7 if len(rounds[-1]["clients"]) <= 12 else 3  # with the curve, one or two rows of four
+        most = 7 if len(rounds[-1][1]) <= 12 else 3  # with the curve, one or two rows of four
         figures = [
-            _heat(event["mutual_cka"], [arm.name(str(n)) for n in event["clients"]], f"round {event['round']}")
-            for event in (rounds[k] for k in shown_rows(len(rounds), most))
+            _heat(matrix, [run.name(str(n)) for n in clients], f"round {number}")
+            for number, clients, matrix in (rounds[k] for k in shown_rows(len(rounds), most))
         ]
-        means = [(event["round"], mean_off_diagonal(event["mutual_cka"])) for event in rounds]
-        line = [(r, value, f"{arm.label}, round {r}: {value:.3f}") for r, value in means if value is not None]
-        label = f"Mean mutual CKA of the clients over the rounds, {arm.label}"
-        curve = Figure("mean over pairs", svg.line_chart([svg.Line(arm.style, line)], "round", label, width=280))
+        means = [(number, mean_off_diagonal(matrix)) for number, _, matrix in rounds]
+        line = [(r, value, f"{run.label}, round {r}: {value:.3f}") for r, value in means if value is not None]
+        label = f"Mean mutual CKA of the clients over the rounds, {run.label}"
+        curve = Figure("mean over pairs", svg.line_chart([svg.Line(run.style, line)], "round", label, width=280))
         words = (
-            f"Over the rounds, {arm.label}: from the kernels that the clients sent, weighted as the alignment has them"
+            f"Over the rounds, {run.label}: from the kernels that the clients sent, weighted as the alignment has them"
         )
         blocks.append(Text(f"{words}{'; figures of plain features, above, differ' if views else ''}."))
         blocks.append(Figures([*figures, curve] if curve.drawing else figures, "small"))
-    sentences = [*dict.fromkeys(view.look.limits for view in views if view.look.limits), *reasons]
+    sentences = [*dict.fromkeys(view.features.limits for view in views if view.features.limits), *reasons]
     if not blocks:
         sentences.append("There is nothing to compare.")
     intro = (
         "Mutual CKA of two clients: 1 where both see the same likenesses among the shared "
-        f"{arms[-1].things}, 0 where unrelated."
+        f"{runs[-1].things}, 0 where unrelated."
     )
     return Section("likeness", title, " ".join([intro, *map(_sentence, sentences)]), blocks)
 
@@ -145,37 +157,37 @@ def _heat(matrix: Sequence[Sequence[float]], names: Sequence[str], title: str) -
     return Figure(title, drawing, note)
 
 
-def _is_matrix(event: dict[str, Any]) -> bool:
-    rows, size = event.get("mutual_cka") or [], len(event.get("clients", []))
+def _is_matrix(event: KernelsSeen) -> bool:
+    rows, size = event.mutual_cka or [], len(event.clients or [])
     return size > 0 and len(rows) == size and all(len(row) == size and all(map(is_number, row)) for row in rows)
 
 
 # --- the spectrum ----------------------------------------------------------------------------------
 
 
-def _spectrum(arms: Sequence[Arm], views: Sequence[View], reasons: Sequence[str]) -> Section:
+def _spectrum(runs: Sequence[ReportedRun], views: Sequence[View], reasons: Sequence[str]) -> Section:
     title = "Spectrum of the mean kernel"
     figures = []
-    lines = [_shares(view.style, view.label, view.look.spectrum()) for view in views]
+    lines = [_shares(view.style, view.label, view.features.spectrum()) for view in views]
     if lines:
         drawing = svg.line_chart(lines, "direction", "Share of each direction of the mean kernel", log=True)
         figures.append(Figure("from the encoders' features", drawing))
-    for arm in arms:
-        rounds = [event for event in arm.of("kernels") if event.get("spectrum")]
+    for run in runs:
+        rounds = [event for event in run.kernels if event.spectrum]
         steps = [rounds[k] for k in shown_rows(len(rounds), 3)] if rounds else []
         lines = []
         for place, event in enumerate(steps):
-            style = arm.style if place == len(steps) - 1 else f"{arm.style} faint{place}"
-            lines.append(_shares(style, f"{arm.label}, round {event['round']}", event["spectrum"]))
-        drawing = svg.line_chart(lines, "direction", f"Spectrum of the consensus, {arm.label}", log=True)
+            style = run.style if place == len(steps) - 1 else f"{run.style} faint{place}"
+            lines.append(_shares(style, f"{run.label}, round {event.round}", event.spectrum))
+        drawing = svg.line_chart(lines, "direction", f"Spectrum of the consensus, {run.label}", log=True)
         if drawing:
-            which = ", ".join(str(event["round"]) for event in steps)
+            which = ", ".join(str(event.round) for event in steps)
             note = f"rounds {which}; the strongest line is the last"
-            figures.append(Figure(f"consensus at the server, {arm.label}", drawing, note))
+            figures.append(Figure(f"consensus at the server, {run.label}", drawing, note))
     if not figures:
         return Section("spectrum", title, " ".join(map(_sentence, reasons)) or "There is no kernel to look at.")
     intro = "Each direction's share, largest first: a steep fall means that the clients agree on few directions only."
-    return Section("spectrum", title, intro, [*legend(arms, bool(views)), Figures(figures)])
+    return Section("spectrum", title, intro, [*legend(runs, bool(views)), Figures(figures)])
 
 
 def _shares(style: str, label: str, shares: Sequence[float]) -> svg.Line:
@@ -198,22 +210,22 @@ def _neighbours(views: Sequence[View], pictures: _Pictures, reasons: Sequence[st
             else " ".join(map(_sentence, reasons))
         )
         return Section("neighbours", title, why or "There are no encoders to ask.")
-    count = len(views[0].look.features[0])
-    found = [view.look.neighbours(NEIGHBOURS) for view in views]
-    clients = views[-1].look.names[:MOST_SHOWN]
+    count = len(views[0].features.features[0])
+    found = [view.features.neighbours(NEIGHBOURS) for view in views]
+    clients = views[-1].features.names[:MOST_SHOWN]
     blocks: list[Block] = []
     for query in shown_rows(count, QUERIES + 2)[1:-1]:
         rows: list[list[str | Markup]] = []
         for client in clients:
             row: list[str | Markup] = [views[-1].name(client)]
             for view, near in zip(views, found, strict=True):
-                known = client in view.look.names
+                known = client in view.features.names
                 row.append(
-                    _strip(near[view.look.names.index(client)][query].tolist(), pictures, client) if known else "-"
+                    _strip(near[view.features.names.index(client)][query].tolist(), pictures, client) if known else "-"
                 )
             rows.append(row)
         blocks.append(Rows(_query(query, pictures), ["client", *[view.label for view in views]], rows, WORDS))
-    shared = [(view.label, view.look.shared_neighbours(NEIGHBOURS)) for view in views]
+    shared = [(view.label, view.features.shared_neighbours(NEIGHBOURS)) for view in views]
     figures = ", ".join(f"{label} {value:.1f}" for label, value in shared if value is not None)
     intro = (
         f"A few shared images, and the {NEIGHBOURS} nearest to each as each client's encoder sees them, nearest first."
@@ -225,7 +237,7 @@ def _neighbours(views: Sequence[View], pictures: _Pictures, reasons: Sequence[st
 
 
 def _first_shown(view: View) -> str:
-    count = len(view.look.names)
+    count = len(view.features.names)
     return f" Shown for the first {MOST_SHOWN} of {count} clients." if count > MOST_SHOWN else ""
 
 
@@ -249,19 +261,20 @@ def _maps(views: Sequence[View], pictures: _Pictures, kind: Map, reasons: Sequen
     if not views:
         return Section("map", "Map of the RAD", " ".join(map(_sentence, reasons)) or "There are no encoders to ask.")
     together = [
-        _map(v.look.mean_kernel, f"mean of all clients, {v.label}", v, pictures, kind) for v in before_and_after(views)
+        _map(v.features.mean_kernel, f"mean of all clients, {v.label}", v, pictures, kind)
+        for v in before_and_after(views)
     ]
     last = views[-1]
-    things = last.arm.things
+    things = last.run.things
     title = f"Map of the shared {things}"
     single = [
         _map(kernel, last.name(client), last, pictures, kind)
-        for client, kernel in list(zip(last.look.names, last.look.kernels, strict=True))[:MOST_SHOWN]
+        for client, kernel in list(zip(last.features.names, last.features.kernels, strict=True))[:MOST_SHOWN]
     ]
     intro = (
         f"{things.capitalize()} that lie close together look alike to the encoders. No axis has a meaning of its own."
     )
-    count = len(last.look.features[0])
+    count = len(last.features.features[0])
     if count > ON_A_MAP:
         intro += f" Of {count}, {ON_A_MAP} are drawn."
     return Section(
@@ -279,8 +292,8 @@ def _map(kernel: Tensor, title: str, view: View, pictures: _Pictures, kind: Map)
     rows = shown_rows(len(kernel), ON_A_MAP)
     places, words = plane(kernel, kind)
     ids = [pictures.id_of(row) for row in rows] if pictures else []
-    points = [(*places[row], f"{view.arm.things[:-1]} {row + 1}") for row in rows]
-    label = f"Map of {len(rows)} shared {view.arm.things}, {title}; {words}"
+    points = [(*places[row], f"{view.run.things[:-1]} {row + 1}") for row in rows]
+    label = f"Map of {len(rows)} shared {view.run.things}, {title}; {words}"
     return Figure(title, svg.scatter(points, ids, view.style, label), words)
 
 

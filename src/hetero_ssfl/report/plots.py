@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..errors import ConfigError
+from ..events import Evaluated, Event
 from ..runs import write_atomically
 
 BLUE, ORANGE, GREY = "#2a6f97", "#d1602a", "#8a8a8a"
@@ -21,12 +22,12 @@ def subplots(*shape: int, figsize: tuple[float, float]) -> tuple[Figure, Any]:
     return figure, figure.subplots(*shape)
 
 
-def curves(axes: Axes, runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> None:
+def curves(axes: Axes, runs: Mapping[str, Sequence[Event]], metric: str) -> None:
     """Validation accuracy over rounds: mean over clients, the band from the lowest to the highest client."""
     for (label, events), colour in zip(runs.items(), (GREY, ORANGE, BLUE, "#4f772d"), strict=False):
-        seen = [e for e in events if e["event"] == "evaluation" and e["split"] == "validation"]
-        rounds = [e["round"] for e in seen]
-        values = [[s[metric] for s in e["clients"].values() if metric in s] for e in seen]
+        seen = [e for e in events if isinstance(e, Evaluated) and e.split == "validation"]
+        rounds = [e.round for e in seen]
+        values = [[s[metric] for s in e.clients.values() if metric in s] for e in seen]
         if not any(values):
             continue
         axes.plot(rounds, [np.mean(v) for v in values], color=colour, marker="o", markersize=3, label=label)
@@ -84,3 +85,9 @@ def save(figure: Figure, path: Path) -> None:
     except ValueError as error:
         raise ConfigError(f"cannot draw into '{path}': {error}. Let the name end in .png, .svg or .pdf.") from None
     write_atomically(path, buffer.getvalue())
+
+
+def draw_holdings(counts: Mapping[str, Sequence[int]], classes: Sequence[str], path: Path) -> None:
+    figure, axes = subplots(figsize=(7, 4.5))
+    holdings(axes, counts, classes)
+    save(figure, path)

@@ -5,77 +5,77 @@ from statistics import median
 from typing import Any
 
 from . import svg
-from .arms import Arm, without_folders
 from .blocks import WORDS, Block, Code, Figure, Figures, Folded, Rows, Section, Text
-from .phrases import METHODS, MOST_ROWS, bytes_of, legend, volume
+from .reported_run import ReportedRun, without_folders
 from .status import duration
+from .wording import MOST_ROWS, bytes_of, legend, volume
 
 # --- costs and faults ------------------------------------------------------------------------------
 
 
-def costs(arms: Sequence[Arm]) -> Section:
-    figures = [figure for figure in (_traffic(arms), _seconds(arms)) if figure.drawing]
+def costs(runs: Sequence[ReportedRun]) -> Section:
+    figures = [figure for figure in (_traffic(runs), _seconds(runs)) if figure.drawing]
     head = ["run", "up", "down", "up per client and round", "rounds", "time in rounds", "median round"]
-    blocks: list[Block] = [Rows("Sent, and how long it took", head, [_cost_row(arm) for arm in arms])]
+    blocks: list[Block] = [Rows("Sent, and how long it took", head, [_cost_row(run) for run in runs])]
     if figures:
-        blocks = [*legend(arms), Figures(figures), *blocks]
-    last = arms[-1]
+        blocks = [*legend(runs), Figures(figures), *blocks]
+    last = runs[-1]
     up, down = (bytes_of(last, key) for key in ("bytes_up", "bytes_down"))
     if any(up.values()) or any(down.values()):
         table = [[c, volume(up.get(c, 0)), volume(down.get(c, 0))] for c in last.clients[:MOST_ROWS]]
         more = f", the first {MOST_ROWS} of {len(last.clients)}" if len(last.clients) > MOST_ROWS else ""
         blocks.append(Folded("Bytes of each client", [Rows(last.label + more, ["client", "up", "down"], table)]))
     intro = "What is sent is counted as payload, without transport."
-    if all(arm.result.config.method in METHODS for arm in arms):
+    if all(run.method and not run.method.averages_weights for run in runs):
         intro += f" Weights stay where they are, and so do {last.things} that are not in the RAD."
     return Section("costs", "Bytes and time", intro, blocks)
 
 
-def _traffic(arms: Sequence[Arm]) -> Figure:
+def _traffic(runs: Sequence[ReportedRun]) -> Figure:
     lines = []
-    for arm in arms:
-        for key, style, way in (("bytes_up", arm.style, "up"), ("bytes_down", f"{arm.style} dashed", "down")):
+    for run in runs:
+        for key, style, way in (("bytes_up", run.style, "up"), ("bytes_down", f"{run.style} dashed", "down")):
             sums: dict[int, float] = {}
-            for points in arm.series(key).values():
+            for points in run.series(key).values():
                 for number, count in points:
                     sums[number] = sums.get(number, 0.0) + count
             if any(sums.values()):
-                named = [(r, b / 1e6, f"{arm.label}, round {r}, {way}: {volume(b)}") for r, b in sorted(sums.items())]
+                named = [(r, b / 1e6, f"{run.label}, round {r}, {way}: {volume(b)}") for r, b in sorted(sums.items())]
                 lines.append(svg.Line(style, named))
     drawing = svg.line_chart(lines, "round", "Megabytes sent in each round by and to all clients")
     return Figure("MB per round, all clients", drawing, "Solid: up to the server. Dashed: down to the clients.")
 
 
-def _seconds(arms: Sequence[Arm]) -> Figure:
+def _seconds(runs: Sequence[ReportedRun]) -> Figure:
     lines = [
-        svg.Line(arm.style, [(r, s, f"{arm.label}, round {r}: {s:.1f} s") for r, s in arm.server_series("seconds")])
-        for arm in arms
+        svg.Line(run.style, [(r, s, f"{run.label}, round {r}: {s:.1f} s") for r, s in run.server_series("seconds")])
+        for run in runs
     ]
     drawing = svg.line_chart(lines, "round", "Seconds that each round took")
     return Figure("Seconds per round", drawing, "From broadcast to saved state, with the evaluation where one is due.")
 
 
-def _cost_row(arm: Arm) -> list[str]:
-    up, down = (sum(bytes_of(arm, key).values()) for key in ("bytes_up", "bytes_down"))
-    replies = sum("bytes_up" in e for e in arm.of("client"))
-    trained = [seconds for number, seconds in arm.server_series("seconds") if number > 0]
+def _cost_row(run: ReportedRun) -> list[str]:
+    up, down = (sum(bytes_of(run, key).values()) for key in ("bytes_up", "bytes_down"))
+    replies = sum(event.bytes_up is not None for event in run.trained)
+    trained = [seconds for number, seconds in run.server_series("seconds") if number > 0]
     return [
-        arm.label,
+        run.label,
         volume(up),
         volume(down),
         volume(up / replies) if replies else "-",
-        str(arm.rounds_done),
-        duration(sum(seconds for _, seconds in arm.server_series("seconds"))),
+        str(run.rounds_done),
+        duration(sum(seconds for _, seconds in run.server_series("seconds"))),
         f"{median(trained):.1f} s" if trained else "-",
     ]
 
 
-def faults(arms: Sequence[Arm]) -> Section:
+def faults(runs: Sequence[ReportedRun]) -> Section:
     title = "Faults and exclusions"
-    found = [(arm, fault) for arm in arms for fault in arm.faults()]
+    found = [(run, fault) for run in runs for fault in run.faults()]
     if not found:
         return Section("faults", title, "None: every reply was used, nobody was away, nothing was warned of.")
-    rows = [[arm.label, str(number), who, what, without_folders(words)] for arm, (number, who, what, words) in found]
+    rows = [[run.label, str(number), who, what, without_folders(words)] for run, (number, who, what, words) in found]
     counts: dict[str, int] = {}
     for _, (_, _, what, _) in found:
         counts[what] = counts.get(what, 0) + 1
@@ -89,55 +89,52 @@ def faults(arms: Sequence[Arm]) -> Section:
 # --- how to repeat it ------------------------------------------------------------------------------
 
 
-def repeat(arms: Sequence[Arm]) -> Section:
+def repeat(runs: Sequence[ReportedRun]) -> Section:
     blocks: list[Block] = []
-    differing = _differences(arms)
+    differing = _differences(runs)
     if differing:
-        blocks.append(Rows("Settings that differ", ["setting", *[arm.label for arm in arms]], differing, WORDS))
-    for arm in arms:
-        about = arm.folder.read_json("environment.json")
+        blocks.append(Rows("Settings that differ", ["setting", *[run.label for run in runs]], differing, WORDS))
+    for run in runs:
+        about = run.folder.read_json("environment.json")
         inner: list[Block] = [
             Text("It was started with this command (absolute paths are cut to their last part):"),
             Code(without_folders(str(about.get("command") or "not recorded"))),
-            Text(_again(arm)),
-            Code(without_folders(arm.result.config.to_toml())),
-            _versions(arm, about),
+            Text(_again(run)),
+            Code(without_folders(run.result.config.to_toml())),
+            _versions(run, about),
         ]
-        blocks.append(Folded(f"{arm.label}: command, settings, versions, machine", inner))
+        blocks.append(Folded(f"{run.label}: command, settings, versions, machine", inner))
     intro = "Every random choice comes from the seed: the same settings and versions give the same bits."
     return Section("repeat", "How to repeat it", intro, blocks)
 
 
-def _again(arm: Arm) -> str:
+def _again(run: ReportedRun) -> str:
     """What to do with its settings, which are all that a page can hold of a run whose clients brought the rest."""
-    if arm.given:
+    if run.folder.site == "python":
         return (
             "Its clients were handed over in Python. Call federate(...) again with the same clients and RAD; settings:"
         )
-    if arm.result.facts.get("nodes"):
-        start = "hetero-ssfl run settings.toml --node NODE.toml, with --node for each participant"
-    elif arm.folder.simulated:
-        start = "hetero-ssfl run settings.toml"
-    else:
+    if run.folder.site == "nodes" and not run.result.facts.get("nodes"):
         return "Its participants were on other machines. With them, save these settings as federation.toml:"
-    return f"Or save these settings as settings.toml and start: {start}"
+    more = " --node NODE.toml, with --node for each participant" if run.folder.site == "nodes" else ""
+    return f"Or save these settings as settings.toml and start: hetero-ssfl run settings.toml{more}"
 
 
-def _versions(arm: Arm, about: Mapping[str, Any]) -> Rows:
+def _versions(run: ReportedRun, about: Mapping[str, Any]) -> Rows:
     facts = {
         "commit": about.get("commit") or "not from a checkout",
         "Python": about.get("python"),
         "machine": f"{about.get('platform')}, {about.get('cpus')} CPUs",
         **(about.get("packages") or {}),
-        "RAD digest": arm.result.facts.get("rad_digest"),
-        "images skipped as unreadable": arm.result.facts.get("skipped_images", 0),
+        "RAD digest": run.result.facts.get("rad_digest"),
+        "images skipped as unreadable": run.result.facts.get("skipped_images", 0),
     }
     rows = [[str(key), str(value)] for key, value in facts.items() if value is not None]
     return Rows("As written when the run began", ["what", "value"], rows, WORDS)
 
 
-def _differences(arms: Sequence[Arm]) -> list[list[str]]:
-    flat = [_flatten(arm.result.config.model_dump(mode="json")) for arm in arms]
+def _differences(runs: Sequence[ReportedRun]) -> list[list[str]]:
+    flat = [_flatten(run.result.config.model_dump(mode="json")) for run in runs]
     keys = list(dict.fromkeys(key for settings in flat for key in settings))
     return [
         [key, *[without_folders(str(settings.get(key, "-"))) for settings in flat]]

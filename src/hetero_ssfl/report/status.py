@@ -7,6 +7,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from ..events import ClientTrained, RoundDone
 from ..runs import RunFolder
 
 
@@ -14,19 +15,19 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
     """From status.json (now) and events.jsonl (what is finished)."""
     now: dict[str, Any] = folder.read_json("status.json") if (folder.path / "status.json").exists() else {}
     events = folder.events()
-    rounds = [e for e in events if e["event"] == "round"]
+    rounds = [e for e in events if isinstance(e, RoundDone)]
     total = folder.config.rounds
-    done = max((e["round"] for e in rounds), default=0)
+    done = max((e.round for e in rounds), default=0)
     nodes: dict[str, dict[str, Any]] = {name: dict(seen) for name, seen in now.get("nodes", {}).items()}
     for event in events:
-        if event["event"] == "client":
-            node = nodes.setdefault(event["client"], {})
-            node["replies"] = node.get("replies", 0) + ("excluded" not in event)
-            node["excluded"] = node.get("excluded", 0) + ("excluded" in event)
-            node["bytes"] = node.get("bytes", 0) + event.get("bytes_up", 0) + event.get("bytes_down", 0)
-            if "excluded" in event:
-                node["last_fault"] = f"round {event['round']}: {event['excluded']}"
-    seconds = [e["seconds"] for e in rounds if e["round"] > 0]
+        if isinstance(event, ClientTrained):
+            node = nodes.setdefault(event.client, {})
+            node["replies"] = node.get("replies", 0) + (event.excluded is None)
+            node["excluded"] = node.get("excluded", 0) + (event.excluded is not None)
+            node["bytes"] = node.get("bytes", 0) + (event.bytes_up or 0) + event.bytes_down
+            if event.excluded:
+                node["last_fault"] = f"round {event.round}: {event.excluded}"
+    seconds = [e.seconds for e in rounds if e.round > 0]
     left = median(seconds[-10:]) * (total - done) if seconds else None
     phase = "finished" if folder.finished else now.get("phase", "not started")
     return {

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import ConfigError
+from ..events import ClientTrained
 from ..models import parse_spec
 from ..plugins import GIVEN, find, is_trusted
 from .models import ModelFolder
@@ -60,8 +61,8 @@ def _training(model: ModelFolder) -> str:
     facts = {"method": card.get("method"), "rounds": card.get("round"), "seed": card.get("seed")}
     if model.run is not None:
         config = model.run.config
-        events = [e for e in model.run.events() if e["event"] == "client" and e["client"] == model.client]
-        examples = [e["examples"] for e in events if "examples" in e]
+        events = [e for e in model.run.events() if isinstance(e, ClientTrained) and e.client == model.client]
+        examples = [e.examples for e in events if e.examples is not None]
         results = model.run.read_json("results.json")
         facts |= {
             "self-supervised loss": config.ssl.kind,

@@ -138,19 +138,13 @@ def find_models(path: Path, client: str | None) -> list[ModelFolder]:
 
 def _model_folders(run: RunFolder) -> dict[str, Path]:
     """Where each client's model lies, by name."""
-    facts = run.read_json("facts.json")
-    if facts.get("nodes"):  # participants on this machine, each with a home of its own
-        from ..federation.node import read_node
+    from ..federation.sites import open_site
 
-        nodes = [read_node(Path(path)) for path in facts["nodes"]]
-        found = {node.name: node.home / "federations" / facts["federation"] / "model" for node in nodes}
-    else:
-        names = facts.get("given") or sorted(card.parent.name for card in run.path.glob("models/*/card.json"))
-        found = {name: run.path / "models" / name for name in names}
+    found = open_site(run).model_folders(run)
     if not found:
         raise RunError(
             f"'{run.path}' holds no models: the participants keep them on their own machines. There, name the folder "
-            f"federations/{facts.get('federation', 'ID')}/model under the node's home instead."
+            f"federations/{run.read_json('facts.json').get('federation', 'ID')}/model under the node's home instead."
         )
     return found
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..data.streams import Placed
 from ..errors import ConfigError
 from ..evaluation import extract_features
-from ..evaluation.neighbours import nearest
-from ..report.looks import rad_of, thumbnail
+from ..evaluation.nearest import nearest
+from ..report.rad_features import rad_of, thumbnail
 from ..runs import write_atomically
 from ..seeding import rng_for
 from .embedding import Embedded, OnBad, embed, open_images

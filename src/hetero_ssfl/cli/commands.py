@@ -1,0 +1,253 @@
+"""The command line: parse, call, print. Heavy imports wait until a command needs them."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+
+import typer
+from rich.markup import escape
+
+from ..errors import HeteroSSFLError
+from .comparing import compare, demo, paper, sweep
+from .data_commands import app as data_app
+from .deploy_commands import app as deploy_app
+from .report_command import report
+from .terminal import BadImage, Json, Quiet, Set, configs, err, out, print_json, say
+from .use_commands import app as use_app
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..config import Config
+    from ..runs import RunFolder
+
+app = typer.Typer(
+    name="hetero-ssfl",
+    help="Learn image encoders together from unlabeled data, each participant with its own architecture.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(data_app, name="data")
+app.add_typer(deploy_app, name="deploy")
+app.add_typer(use_app)  # embed, export, neighbours
+
+Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
+
+
+def main() -> None:
+    """Entry point: what a user can fix is one sentence and exit code 2, never a traceback."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.path.append(str(Path.cwd()))  # `my_module:MyEncoder` beside the config; last, so that it hides nothing
+    try:
+        app()
+    except HeteroSSFLError as error:
+        err.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        print(f"hetero-ssfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options that every command has."""
+
+
+@app.command()
+def run(
+    config: Annotated[
+        str | None,
+        typer.Argument(metavar="PRESET|FILE.toml", help="`demo` if left out.", autocompletion=configs),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where to keep it; by default a new folder, runs/NAME-METHOD-seedN.")
+    ] = None,
+    set_: Set = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue an interrupted run.")] = None,
+    engine: Annotated[
+        Literal["in-process", "simulation"] | None, typer.Option(help="Worker processes, or Flower's simulation (Ray).")
+    ] = None,
+    node: Annotated[
+        list[Path] | None, typer.Option(metavar="NODE.toml", help="A participant's own settings file; one for each.")
+    ] = None,
+    on_bad_image: BadImage = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a federation on this machine.
+
+    Examples:
+      hetero-ssfl run smoke
+      hetero-ssfl run my.toml --set seed=1 --run-dir runs/a
+      hetero-ssfl run --resume runs/a
+      hetero-ssfl run federation.toml --node a/node.toml --node b/node.toml
+    """
+    from ..config import load_config
+    from ..errors import ConfigError
+
+    if resume is not None:
+        if config or set_ or run_dir or on_bad_image or engine or node:
+            raise ConfigError("--resume continues a run with its own settings. Name only its folder.")
+        from ..runs import RunFolder
+
+        folder = RunFolder.open(resume)
+        _train(folder.config, folder.path, as_json, quiet, folder)
+        return
+    overrides = [*(set_ or []), *([f"data.on_bad_image={on_bad_image}"] if on_bad_image else [])]
+    overrides += [f"engine.kind={engine}"] if engine else []
+    overrides += [f"clients.count={len(node)}"] if node else []
+    settings = load_config(config or "demo", overrides)
+    _train(settings, run_dir, as_json, quiet, None, node or ())
+
+
+def _train(
+    config: "Config",
+    path: Path | None,
+    as_json: bool,
+    quiet: bool,
+    folder: "RunFolder | None",
+    nodes: "Sequence[Path]" = (),
+) -> None:
+    from ..federation.engines.forkserver import open_fork_server
+
+    if config.engine.kind == "in-process":
+        open_fork_server()  # it imports torch for the workers while this process does so for itself
+    from ..federation import new_folder, resume, start
+    from ..progress import RunView
+    from ..report.tables import Result, results_table
+
+    path = path or new_folder(config)
+    try:
+        with RunView(err, config.name, quiet) as view:
+            folder = start(config, path, view, nodes) if folder is None else resume(folder, view)
+    except KeyboardInterrupt:
+        _say_how_to_resume(path)
+    assert folder is not None
+    result = Result.read(folder)
+    if as_json:
+        print_json({"run": str(folder.path), **result.results})
+        return
+    if result.results["mean"]:
+        out.print(results_table(result))
+    else:
+        out.print("No labels: nothing to probe.")
+    if result.facts["skipped_images"]:
+        out.print(f"{result.facts['skipped_images']} bad images were skipped")
+    say(f"run folder: {escape(str(folder.path))}")
+
+
+def _say_how_to_resume(path: Path) -> NoReturn:
+    if (path / "config.toml").exists():
+        from ..runs import resume_command
+
+        text = f"Interrupted. Every finished round is kept; continue with: {resume_command(path)}"
+    else:
+        text = "Interrupted before training began; nothing was written."
+    err.print(escape(text), highlight=False, soft_wrap=True)
+    sys.exit(130)
+
+
+@app.command()
+def status(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, on the machine of the server.")],
+    as_json: Json = False,
+) -> None:
+    """Say what a run is doing, and how each participant fares.
+
+    Examples:
+      hetero-ssfl status runs/a
+      watch hetero-ssfl status runs/a
+    """
+    from ..report.status import read_status, status_table
+    from ..runs import RunFolder
+
+    found = read_status(RunFolder.open(run))
+    if as_json:
+        print_json(found)
+        return
+    out.print(found["summary"], highlight=False)
+    out.print(status_table(found))
+    if found["last_warning"]:
+        out.print(f"last warning: {escape(found['last_warning'])}", highlight=False, soft_wrap=True)
+
+
+app.command()(demo)
+
+
+@app.command()
+def evaluate(
+    run_folder: Run,
+    split: Annotated[Literal["validation", "test"], typer.Option(help="Which images.")] = "validation",
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Probe a run's encoders again, with other settings if wanted.
+
+    Examples:
+      hetero-ssfl evaluate runs/a
+      hetero-ssfl evaluate runs/a --split test --set evaluation.labels_per_class=10
+    """
+    from rich.progress import track
+
+    from ..config import parse_config
+    from ..errors import ConfigError
+    from ..federation import reevaluate
+    from ..report.tables import spread
+    from ..runs import RunFolder
+
+    folder = RunFolder.open(run_folder)
+    folder.read_json("results.json")  # only a finished run: probing in between would be tuning on what comes out
+    for override in set_ or []:
+        if not override.startswith("evaluation."):
+            raise ConfigError(f"'{override}' is not about evaluation: only evaluation.* can change for a finished run.")
+    config = parse_config(folder.config.to_toml(), set_ or [])
+    clients = reevaluate(folder, config, split)
+    scores = dict(track(clients, "probing", config.clients.count, console=err, transient=True, disable=quiet))
+    if as_json:
+        print_json({"run": str(folder.path), "split": split, "clients": scores})
+        return
+    for client, values in scores.items():
+        out.print(f"{client}  " + "  ".join(f"{key} {value:.1f}" for key, value in values.items()))
+    for key in next(iter(scores.values()), {}):
+        out.print(f"mean ± sd over clients, {key}: {spread([s[key] for s in scores.values()])}")
+
+
+for command in (compare, report, paper, sweep):
+    app.command()(command)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say what is installed, which devices there are, what is missing and how to get it.
+
+    Examples:
+      hetero-ssfl doctor
+      hetero-ssfl doctor --json
+    """
+    from ..doctor import diagnose
+
+    findings = diagnose()
+    if as_json:
+        print_json({"findings": [vars(f) for f in findings]})
+    else:
+        for finding in findings:
+            mark = "[green]ok[/]     " if finding.ok else "[yellow]missing[/]"
+            out.print(f"{mark} {finding.what:<18} {escape(finding.text)}", highlight=False, soft_wrap=True)
+    if any(f.required and not f.ok for f in findings):
+        sys.exit(1)

@@ -1,0 +1,156 @@
+"""Commands about several runs at once: the demo, comparisons, the paper's tables, sweeps. Parse, call, print."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.markup import escape
+
+from .terminal import Json, Quiet, Set, configs, err, out, print_json
+
+
+def demo(
+    run_dir: Annotated[Path | None, typer.Option(help="Where to keep it; by default demo-run/seedN.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of all random choices.")] = 0,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Let five unlike encoders learn embedded digits, alone and together; about 3 minutes on 2 cores.
+
+    Examples:
+      hetero-ssfl demo
+      hetero-ssfl demo --seed 1 --run-dir demo-run/second
+    """
+    from ..demo import demo_table, run_demo
+
+    try:
+        done = run_demo(run_dir or Path("demo-run", f"seed{seed}"), err, [*(set_ or []), f"seed={seed}"], quiet)
+    except KeyboardInterrupt:
+        err.print("Interrupted. The same command goes on where it stopped.")
+        sys.exit(130)
+    if as_json:
+        print_json({"rows": done.rows(), "picture": str(done.picture)})
+        return
+    out.print(demo_table(done))
+    out.print(f"picture: {escape(str(done.picture))}", highlight=False, soft_wrap=True)
+    arms = " ".join(shlex.quote(str(result.folder.path)) for result in done.results.values())
+    out.print(
+        f"all of it on one page: hetero-ssfl report {escape(arms)} -o report.html", highlight=False, soft_wrap=True
+    )
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Finished run folders; equal settings count as seeds of one run.")],
+    metric: Annotated[str, typer.Option(help="Which accuracy.")] = "linear_all",
+    plot: Annotated[Path | None, typer.Option(help="Also draw the comparison into this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Set runs side by side: mean and spread over seeds and clients, and the difference to the first.
+
+    Examples:
+      hetero-ssfl compare runs/a runs/b
+      hetero-ssfl compare runs/a runs/b --metric knn_all --plot comparison.png
+    """
+    from ..errors import ConfigError
+    from ..report.tables import Result, compare_rows, compare_table, metric_names
+    from ..runs import RunFolder
+
+    results = [Result.read(RunFolder.open(path)) for path in runs]
+    known = metric_names(results[0])
+    if metric not in known:
+        raise ConfigError(
+            f"unknown metric '{metric}', expected one of {', '.join(known) or 'none (the data has no labels)'}."
+        )
+    rows = compare_rows(results, metric)
+    if plot:
+        from ..report import plots
+
+        figure, axes = plots.subplots(figsize=(7, 1 + 0.5 * len(rows)))
+        plots.comparison(axes, rows)
+        plots.save(figure, plot)
+    if as_json:
+        print_json({"rows": rows})
+    else:
+        out.print(compare_table(rows))
+
+
+def paper(
+    table: Annotated[Literal["table1", "table2", "table3", "table4"], typer.Argument(help="Which table.")],
+    scale: Annotated[Literal["full", "laptop", "smoke"], typer.Option(help="How large.")] = "laptop",
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions, seeds 0 to N-1.")] = 1,
+    only: Annotated[str | None, typer.Option(help="A cell (CIFAR-10/FedEMA), a row or a column.")] = None,
+    metric: Annotated[
+        str, typer.Option(help="linear_all, linear_own (classes the client holds), knn_all, finetune_1%, ...")
+    ] = "linear_all",
+    root: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/paper"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Build everything, train nothing, print the cost.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run (or resume) what is missing of one of the paper's tables and print it beside the paper's figures.
+
+    Examples:
+      hetero-ssfl paper table1 --scale smoke
+      hetero-ssfl paper table4 --seeds 3
+      hetero-ssfl paper table1 --scale full --dry-run
+    """
+    from ..paper import cells_of, paper_table, run_cells, score
+
+    cells = cells_of(table, only)
+    if dry_run:
+        from ..costs import cost_table, costs_of
+
+        costs = [costs_of(cell.name, cell.config(scale, 0)) for cell in cells]
+        if as_json:
+            print_json({"table": table, "scale": scale, "costs": costs})
+        else:
+            out.print(cost_table(costs))
+        return
+    try:
+        run_cells(cells, scale, seeds, root, err, quiet)
+    except KeyboardInterrupt:
+        err.print("Interrupted. Finished cells are kept; the same command goes on.")
+        sys.exit(130)
+    scores = [score(cell, scale, seeds, root, metric) for cell in cells]
+    if as_json:
+        print_json({"table": table, "scale": scale, "cells": scores})
+    else:
+        out.print(paper_table(table, scores, scale))
+
+
+def sweep(
+    config: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="What to vary.", autocompletion=configs)],
+    over: Annotated[list[str], typer.Option(metavar="KEY=A,B,...", help="Values of one setting; repeat for a grid.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions, seeds 0 to N-1.")] = 1,
+    root: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/sweep"),
+    set_: Set = None,
+    metric: Annotated[str, typer.Option(help="What to draw.")] = "linear_all",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run (or resume) one config over a grid of settings, with a table and a plot.
+
+    Examples:
+      hetero-ssfl sweep smoke --over alignment.mu=0,1,4
+      hetero-ssfl sweep my.toml --over alignment.mu=0,4 --over rad.size=100,500
+    """
+    from ..sweep import Axis, draw_sweep, run_sweep, sweep_table
+
+    axes = [Axis.parse(text) for text in over]
+    try:
+        rows = run_sweep(config, axes, set_ or [], seeds, root, err, quiet)
+    except KeyboardInterrupt:
+        err.print("Interrupted. Finished runs are kept; the same command goes on.")
+        sys.exit(130)
+    picture = root / "sweep.png"
+    draw_sweep(axes, rows, metric, picture)
+    if as_json:
+        print_json({"rows": rows, "picture": str(picture)})
+        return
+    out.print(sweep_table(axes, rows))
+    out.print(f"picture: {escape(str(picture))}", highlight=False, soft_wrap=True)

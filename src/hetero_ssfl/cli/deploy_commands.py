@@ -1,0 +1,105 @@
+"""`hetero-ssfl deploy ...`: parse, call, print. Heavy imports wait until a command needs them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from .terminal import Json, Quiet, err, print_json, say
+
+app = typer.Typer(help="Take a federation to several machines, or rehearse that on this one.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(help="The folder of the deployment.", show_default=False)]
+Days = Annotated[int, typer.Option(min=1, max=7300, help="How long the server's certificate is valid.")]
+
+
+@app.command()
+def init(
+    folder: Folder,
+    nodes: Annotated[int, typer.Option(min=1, max=999, help="How many participants.")] = 3,
+    host: Annotated[str, typer.Option(help="The server's name or address, as the nodes see it.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The one port of the server.")] = 9092,
+    days: Days = 825,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Small, on embedded digits: to try `deploy local` at once.")
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS and no keys: for tests in a closed network.")
+    ] = False,
+) -> None:
+    """Write all that the server and each participant need: keys, certificates, settings, scripts, instructions.
+
+    Examples:
+      hetero-ssfl deploy init fl --nodes 5 --host fl.example.org
+      hetero-ssfl deploy init try --demo
+    """
+    from ..deploy.layout import Deployment
+    from ..deploy.writing import initialise
+
+    names = tuple(f"node-{number}" for number in range(1, nodes + 1))
+    initialise(Deployment(folder.absolute(), names, host, port, not insecure), days, demo)
+    if insecure:
+        err.print(
+            "[yellow]warning:[/] without TLS and keys anybody who reaches the port takes part and reads along.",
+            soft_wrap=True,
+        )
+    say(f"{escape(str(folder))}/README.md says who does what on which machine.")
+
+
+@app.command()
+def renew(folder: Folder, days: Days = 825) -> None:
+    """Give the server a new certificate, signed by ca/ca.key; nodes need nothing new.
+
+    Example:
+      hetero-ssfl deploy renew fl --days 365
+    """
+    from ..deploy.layout import Deployment
+    from ..deploy.writing import renew_certificate
+
+    until = renew_certificate(Deployment.load(folder), days)
+    say(f"valid until {until}. Carry server/server.crt and server/server.key to the server and restart it there.")
+
+
+@app.command()
+def local(
+    folder: Folder,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Another port for the SuperLink.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier rehearsal instead of going on.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Rehearse the deployment on this machine: all its programs, with its keys, until the run is finished.
+
+    What ends too early is started again; Ctrl-C stops everything, and the same command goes on.
+
+    Examples:
+      hetero-ssfl deploy local fl
+      hetero-ssfl deploy local fl --fresh
+    """
+    from ..config import load_config
+    from ..deploy.layout import Deployment
+    from ..deploy.local import Rehearsal
+    from ..deploy.watch import RunWatch
+    from ..progress import RunView
+
+    deployment = Deployment.load(folder)
+    config = load_config(str(deployment.server / "federation.toml"))
+    rehearsal = Rehearsal(deployment, port)
+    try:
+        with RunView(err, config.name, quiet) as view, rehearsal:
+            if fresh:
+                rehearsal.forget()
+            rehearsal.run(RunWatch(rehearsal.run_dir, view))
+    except KeyboardInterrupt:
+        err.print("Interrupted. Everything is stopped; finished rounds are kept. The same command goes on.")
+        sys.exit(130)
+    results = json.loads((rehearsal.run_dir / "results.json").read_text())
+    if as_json:
+        print_json({"run": str(rehearsal.run_dir), **results})
+        return
+    means = "  ".join(f"{key} {value:.1f}" for key, value in results.get("mean", {}).items())
+    say(f"finished: mean over nodes {means or 'not known, there are no labels'}")
+    say(f"run folder: {escape(str(rehearsal.run_dir))} (--fresh rehearses once more)")

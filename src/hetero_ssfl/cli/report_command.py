@@ -1,0 +1,30 @@
+"""`hetero-ssfl report`: parse, call, print. Heavy imports wait until the command runs."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.markup import escape
+
+from .terminal import say
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; differences are to the first.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    map_: Annotated[
+        Literal["pca", "tsne"], typer.Option("--map", help="How the shared images are laid out on a plane.")
+    ] = "pca",
+) -> None:
+    """Write one HTML page about one or more runs: nothing else is needed to read it, not even a network.
+
+    Examples:
+      hetero-ssfl report runs/a
+      hetero-ssfl report demo-run/seed0/alone demo-run/seed0/together -o demo.html
+      hetero-ssfl report runs/a --map tsne
+    """
+    from ..report.page import write_report
+    from ..use.rad_features import read_rad_features
+
+    write_report(runs, output, read_rad_features, map_)
+    say(f"report: {escape(str(output))}")

@@ -1,0 +1,129 @@
+"""`hetero-ssfl embed`, `export` and `neighbours`: parse, call, print. Heavy imports wait until a command needs them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from .terminal import BadImage, Json, Quiet, print_json, say
+
+app = typer.Typer()
+
+Model = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder, or one model's (with card.json).")]
+Client = Annotated[str | None, typer.Option(help="Whose encoder: a number or a name.")]
+Encoder = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:CALLABLE", help="What builds the encoder, where its card cannot say so."),
+]
+
+
+@app.command()
+def embed(
+    run: Model,
+    images: Annotated[
+        str, typer.Option(metavar="SOURCE", help="A folder of images, an image, parquet, or a data set's name.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="FILE.parquet or FILE.npy.")],
+    client: Client = None,
+    encoder: Encoder = None,
+    on_bad_image: BadImage = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Turn images into feature vectors with a client's trained encoder.
+
+    Parquet has the columns row, path and feature; read it with pandas.read_parquet, and stack the features with
+    numpy.stack(table["feature"]). Images of any size are resized and cropped to what the encoder takes.
+
+    Examples:
+      hetero-ssfl embed runs/a --client 2 --images photos -o features.parquet
+      hetero-ssfl embed state/federations/ID/model --images scans -o scans.npy
+    """
+    from ..use.embedding import check_output, open_images, save_features
+    from ..use.embedding import embed as embed_images
+    from ..use.models import find_model
+
+    check_output(output)
+    model = find_model(run, client)
+    total, pictures = open_images(model, images, on_bad_image or "error")
+    found = embed_images([model.load(encoder)], pictures, total, Console(stderr=True, quiet=quiet))
+    save_features(output, found, model)
+    count, width = found.features[0].shape
+    if as_json:
+        facts = {"file": str(output), "client": model.client, "images": count, "width": width, "skipped": total - count}
+        print_json(facts)
+        return
+    skipped = f", {total - count} bad images skipped" if total > count else ""
+    say(f"{count:,} images, {width} features each{skipped}: {escape(str(output))}")
+
+
+@app.command()
+def export(
+    run: Model,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER|FILE", help="A folder, or a file by the format's suffix.")
+    ],
+    to: Annotated[
+        str, typer.Option(metavar="FORMAT", help="safetensors, torch-export (.pt2) or onnx.")
+    ] = "safetensors",
+    client: Client = None,
+    encoder: Encoder = None,
+    as_json: Json = False,
+) -> None:
+    """Write a client's trained encoder for other programs, with a model card that says how to load it.
+
+    Files for torch.export and ONNX take images with values from 0 to 1 (n, channels, side, side), any number at once,
+    and load without this package. Each is checked against the encoder before it is written.
+
+    Examples:
+      hetero-ssfl export runs/a --client 2 --to onnx -o exported
+      hetero-ssfl export runs/a --client 2 --to torch-export -o encoder.pt2
+    """
+    from ..use.exporting import check_format
+    from ..use.exporting import export as export_model
+    from ..use.models import find_model
+
+    check_format(to)
+    model = find_model(run, client)
+    file = export_model(model, to, output, encoder)
+    if as_json:
+        print_json({"file": str(file), "client": model.client, "format": to})
+    else:
+        say(f"{model.client}, {escape(model.card['encoder'])}: {escape(str(file))}")
+
+
+@app.command()
+def neighbours(
+    run: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="Where the page goes.")],
+    client: Annotated[str, typer.Option(help="Whose encoder: a number, a name, or `all`.")] = "all",
+    query: Annotated[
+        list[str] | None,
+        typer.Option(metavar="IMAGE|ROW", help="A file, a path below --images, or a number; repeat for more."),
+    ] = None,
+    images: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="What to search; by default the run's shared images (RAD).")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, max=200, help="How many nearest images.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Without --query, four random images are asked for.")] = 0,
+    encoder: Encoder = None,
+    on_bad_image: BadImage = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write a page of the images that encoders find most alike, to see what they learned.
+
+    One row per client, so that one sees how their encoders differ. The page is a single file that needs no network.
+
+    Examples:
+      hetero-ssfl neighbours runs/a -o neighbours.html
+      hetero-ssfl neighbours runs/a --client 2 --query 17 -k 12 -o page.html
+      hetero-ssfl neighbours runs/a --images photos --query cat.png -o cats.html
+    """
+    from ..use.models import find_models
+    from ..use.neighbours import Search, write_page
+
+    search = Search(find_models(run, client), images, query or [], k, seed, on_bad_image or "error", encoder)
+    write_page(search, output, Console(stderr=True, quiet=quiet))
+    say(f"page: {escape(str(output))}")

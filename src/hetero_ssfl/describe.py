@@ -1,0 +1,37 @@
+"""What a data source holds and, for a preset or a config, how its images are split among the clients."""
+
+from pathlib import Path
+from typing import Any
+
+from .config import load_config, parse_config, preset_names
+from .data import load_images
+from .federation.sites import SimulatedSite
+from .runs import RunFolder
+
+
+def describe_data(source: str, overrides: list[str]) -> dict[str, Any]:
+    """Counts, shape and classes, as JSON. `source` is a preset, a config file or a data source."""
+    has_clients = source in preset_names() or source.endswith(".toml")
+    config = (
+        load_config(source, overrides) if has_clients else parse_config("", [f"data.source='{source}'", *overrides])
+    )
+    train, test = load_images(config.data, "train"), load_images(config.data, "test")
+    facts: dict[str, Any] = {
+        "source": config.data.source,
+        "train_images": len(train),
+        "test_images": len(test),
+        "shape": list(train.pixels.shape[1:]),
+        "classes": list(train.classes),
+        "labels": train.labels is not None,
+        "skipped": train.skipped + test.skipped,
+    }
+    if train.labels is not None and not has_clients:
+        facts["images_per_class"] = train.labels.bincount().tolist()
+    elif train.labels is not None:
+        setup = SimulatedSite(RunFolder(Path())).set_up(config)
+        facts |= {
+            "rad_images": len(setup.rad),
+            "rad_digest": setup.facts["rad_digest"],
+            "clients": setup.facts["holdings"],
+        }
+    return facts

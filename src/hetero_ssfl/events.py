@@ -1,0 +1,221 @@
+"""What happens in a run, one type per kind of event.
+
+The server tells every event to its listener (the progress view, status.json, TensorBoard, a user's function). Kinds
+with `saved = True` are also kept in events.jsonl, one JSON object per line: `event` is the kind, and the figures that a
+method reports lie beside the other fields. This module is the only one that reads or writes that form.
+
+`python -m hetero_ssfl.events` prints the table of kinds for docs/use.md.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeGuard
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: ClassVar[str]
+    saved: ClassVar[bool] = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields that are None or empty are left out, figures lie beside the others."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        figures = values.pop("figures", {})
+        plain = {name: value for name, value in values.items() if value is not None and value != ()}
+        return {"event": self.kind, **plain, **figures}
+
+
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Joined(Event):
+    """A participant told the server its name for the first time."""
+
+    kind = "joined"
+    name: str
+    encoder: str
+    parameters: int = 0
+    examples: int = 0
+
+
+@dataclass(frozen=True)
+class Left(Event):
+    """A participant is no longer connected."""
+
+    kind = "left"
+    round: int
+    client: str
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """The run starts, or continues after `round`."""
+
+    kind = "start"
+    round: int
+    rounds: int
+    clients: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RoundBegun(Event):
+    """The server is about to send the round's instructions to `clients`."""
+
+    kind = "begin"
+    round: int
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Progressed(Event):
+    """A client of this machine has finished the fraction `done` of its round."""
+
+    kind = "progress"
+    client: str
+    done: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Answered(Event):
+    """A reply arrived; it has not been checked yet."""
+
+    kind = "answered"
+    round: int
+    client: str
+
+
+@dataclass(frozen=True)
+class Warned(Event):
+    """Something went wrong that does not end the run."""
+
+    kind = "warning"
+    round: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Evaluating(Event):
+    """All clients are asked to probe their encoders."""
+
+    kind = "evaluating"
+    round: int
+    split: str
+
+
+@dataclass(frozen=True)
+class ClientTrained(Event):
+    """One client's part in one round: what it sent and reported, or why its reply was excluded."""
+
+    kind = "client"
+    saved = True
+    round: int
+    client: str
+    bytes_down: int = 0
+    bytes_up: int | None = None
+    examples: int | None = None
+    excluded: str | None = None
+    warning: str | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluated(Event):
+    """Accuracies of every client's probes, and their means over clients."""
+
+    kind = "evaluation"
+    saved = True
+    round: int
+    split: str
+    clients: Mapping[str, Mapping[str, float]]
+    mean: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KernelsSeen(Event):
+    """The spectrum of the mean kernel and, where the server has the kernels, how alike those of the clients are."""
+
+    kind = "kernels"
+    saved = True
+    round: int
+    spectrum: list[float] = field(default_factory=list)
+    clients: list[str] | None = None
+    mutual_cka: list[list[float]] | None = None
+
+
+@dataclass(frozen=True)
+class RoundDone(Event):
+    """A round is complete: how many replies were used, who was away, means over clients and the server's figures."""
+
+    kind = "round"
+    saved = True
+    round: int
+    replies: int = 0
+    seconds: float = 0.0
+    away: list[str] | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """The run is over; `results` is what results.json holds."""
+
+    kind = "finished"
+    round: int
+    results: Mapping[str, Any]
+
+
+KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
+
+
+def from_json(line: Mapping[str, Any]) -> Event | None:
+    """The event of one line. None for a kind that this version does not know; unknown fields are ignored."""
+    kind = KINDS.get(str(line.get("event")))
+    if kind is None:
+        return None
+    names = {f.name for f in fields(kind)}
+    if "round" in names and type(line.get("round")) is not int:
+        return None
+    values = {name: value for name, value in line.items() if name in names}
+    if "figures" in names:
+        values["figures"] = {k: v for k, v in line.items() if k not in names and is_number(v)}
+    try:
+        return kind(**values)
+    except TypeError:  # a field that must be there is missing
+        return None
+
+
+def from_lines(lines: Iterable[str | bytes]) -> list[Event]:
+    """The events of a file's lines. A torn last line, which a crash leaves, belongs to an unfinished round."""
+    found = []
+    for line in lines:
+        try:
+            event = from_json(json.loads(line))
+        except ValueError:
+            continue
+        found += [event] if event is not None else []
+    return found
+
+
+def to_lines(events: Iterable[Event]) -> str:
+    return "".join(json.dumps(event.to_json(), allow_nan=False) + "\n" for event in events)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def table_of_kinds() -> str:
+    """Markdown, for docs/use.md."""
+    rows = ["| `event` | in events.jsonl | fields | meaning |", "|---|---|---|---|"]
+    for kind in KINDS.values():
+        names = ", ".join(f"`{f.name}`" for f in fields(kind))
+        rows.append(f"| `{kind.kind}` | {'yes' if kind.saved else 'no'} | {names} | {kind.__doc__} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table_of_kinds())

@@ -1,0 +1,192 @@
+"""The participant's side, as a Flower ClientApp. Weights and images never leave it."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial, wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from torch import Tensor
+
+from ...config import Config, parse_config
+from ...errors import HeteroSSFLError, ProtocolError
+from ...methods import Broadcast, method_for
+from ...plugins import remember
+from ...runs import RunFolder
+from ..logs import log_to_stderr
+from ..records import Header, Scalar, arrays_of, header_of, pack, pack_reply, pack_update, rad_of, settings_of
+from ..sites import NodeSite, SimulatedSite, Site
+from ..sites.node import RadMissingError
+from ..sites.participant import Participant
+from .memory import ClientCache
+from .scoring import evaluate, export_model
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[str, float, float], None]
+"""Called with a client's name, the fraction of its round that is done, and its loss."""
+Handler = Callable[[Message, Context], Message]
+
+
+@dataclass
+class ClientProcess:
+    """All that one process keeps between two messages. It is created where the process starts."""
+
+    site: Site | None = None
+    """The site of all its participants, where only this process has it (objects handed over from Python)."""
+    run_dir: Path | None = None
+    """The run folder of all its participants, where the engine cannot tell each node (Ray)."""
+    threads: int | None = None
+    """Torch threads, where the process does not belong to the engine that chooses them (Ray)."""
+    report: Report = lambda *_: None
+    clients: ClientCache = field(default_factory=ClientCache)
+    _opened: dict[Path, Site] = field(default_factory=dict)
+
+    def open_site(self, node: Mapping[str, Any]) -> tuple[Site, int]:
+        """The site that a node's place belongs to, and the participant's number there."""
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        if self.site is not None:
+            return self.site, int(node["number"])
+        settings, run_dir = node.get("settings"), node.get("run-dir") or self.run_dir
+        if settings:
+            path = Path(str(settings))
+            if path not in self._opened:
+                self._opened[path] = opened = NodeSite([path])
+                torch.set_num_threads(opened.settings(0).threads)
+                log_to_stderr(opened.settings(0).name)
+            return self._opened[path], 0
+        if not run_dir:
+            raise ProtocolError(
+                "this node has neither settings nor a run folder. Start it with node-config 'settings=\"node.toml\"'."
+            )
+        path = Path(str(run_dir))
+        site = self._opened.setdefault(path, SimulatedSite(RunFolder(path)))
+        return site, int(node.get("number", node.get("partition-id", 0)))
+
+
+# --- where a message is answered ---
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A message that a participant has agreed to read."""
+
+    header: Header
+    settings: Mapping[str, Scalar]
+    arrays: Mapping[str, Tensor]
+    participant: Participant
+
+
+def place(process: ClientProcess, message: Message, context: Context, hello: bool = False) -> Instruction:
+    """Open the site, check the message against the participant's limits, hand over the participant."""
+    site, number = process.open_site(context.node_config)
+    site.admit(number, message)  # before anything in it is parsed
+    settings = settings_of(message.content)
+    header, config = header_of(settings), _config(str(settings.get("config")))
+    rad = rad_of(message.content)
+    if rad is not None:
+        site.keep_rad(number, rad, header)
+    shape = (int(settings.get("channels", 0)), int(settings.get("side", 0))) if hello else None
+    participant = site.participant(number, config, header, shape)
+    remember([participant.model.encoder])
+    return Instruction(header, settings, arrays_of(message.content), participant)
+
+
+@lru_cache(maxsize=8)
+def _config(config_toml: str) -> Config:
+    return parse_config(config_toml, origin="the server's config")
+
+
+def answering(handler: Handler) -> Handler:
+    """What goes wrong here becomes one sentence in the reply, and in this node's own log."""
+
+    @wraps(handler)
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            return handler(message, context)
+        except RadMissingError:
+            return Message(pack(settings={"need": "rad"}), reply_to=message)
+        except (HeteroSSFLError, FloatingPointError, torch.OutOfMemoryError) as error:
+            log.warning("refused: %s", error)
+            reason = f"{type(error).__name__}: {error}"
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+    return answer
+
+
+# --- what a participant answers to ---
+
+
+def client_app(process: ClientProcess) -> ClientApp:
+    """The ClientApp of one process."""
+    app = ClientApp()
+
+    @app.query()
+    @answering
+    def hello(message: Message, context: Context) -> Message:
+        """Who is there: node ids are random, names are not."""
+        asked = place(process, message, context, hello=True)
+        participant = asked.participant
+        facts: dict[str, Scalar] = {
+            "name": participant.name,
+            "encoder": participant.model.encoder,
+            "parameters": participant.parameters,
+            "examples": len(participant.images),
+            "has_rad": len(participant.rad) > 1,
+        }
+        return Message(pack_reply(asked.header, facts=facts), reply_to=message)
+
+    @app.train()
+    @answering
+    def train(message: Message, context: Context) -> Message:
+        """One round: load the state before it, train, save the state after it, reply."""
+        asked = place(process, message, context)
+        participant, down = asked.participant, Broadcast(asked.header.round, asked.arrays)
+        with participant.states.lock():
+            client = process.clients.get(participant, limit=down.round - 1)
+            client.progress = partial(process.report, client.name)  # a closure over the client would keep it alive
+            method = method_for(participant.config)
+            method.check_broadcast(client, down)
+            try:
+                update = method.local_update(client, down.to(client.device))
+            except BaseException:
+                process.clients.drop(participant)
+                raise
+            if down.round > 0:
+                participant.states.save(down.round, client.learner.state_dict())
+        log.info("round %d done: %s", down.round, dict(update.metrics))
+        return Message(pack_update(asked.header, update), reply_to=message)
+
+    @app.evaluate()
+    @answering
+    def score(message: Message, context: Context) -> Message:
+        """Probe the encoder as it is after a round; at the end also keep it as a model."""
+        asked = place(process, message, context)
+        participant, number, split = asked.participant, asked.header.round, str(asked.settings.get("split"))
+        if asked.arrays:  # the server's model for all, in networks of this client's kind
+            learner = participant.untrained()
+            try:
+                learner.load_state_dict({**learner.state_dict(), **asked.arrays})
+            except RuntimeError:
+                raise ProtocolError(f"the global model does not fit the networks of {participant.name}.") from None
+            metrics = evaluate(participant, learner, split)
+        elif number == 0:
+            metrics = evaluate(participant, participant.untrained(), split)
+        else:
+            client = process.clients.get(participant, number)
+            metrics = evaluate(participant, client.learner, split)
+            if asked.settings.get("export"):
+                export_model(participant, client)
+        return Message(pack_reply(asked.header, metrics=metrics), reply_to=message)
+
+    return app
+
+
+app = client_app(ClientProcess())
+"""What a SuperNode's client process loads (`hetero_ssfl.federation.client.app:app`)."""

@@ -1,0 +1,75 @@
+"""Clients that a process keeps in memory between two messages."""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...models import Learner
+from ...training import TrainingClient
+from ..sites.participant import Participant
+
+
+class Kept(NamedTuple):
+    client: TrainingClient
+    kind: Hashable
+    size: int
+    """Bytes of its networks and images."""
+
+
+class ClientCache:
+    """Clients in this process's memory, least recently used first out. Their state is always on disk too.
+
+    Of each kind, the networks of the last one to leave serve the next one to come.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Path, Kept] = OrderedDict()
+        self._spare: dict[Hashable, Learner] = {}
+
+    def get(self, participant: Participant, limit: int) -> TrainingClient:
+        """The client as it was after its newest round that is not after `limit`."""
+        key, budget = participant.states.path, participant.config.engine.memory_mb * 2**20
+        newest = participant.states.newest(limit)
+        kept = self._kept.pop(key, None)
+        if kept is None or kept.client.round != newest or kept.client.config != participant.config:
+            own = participant.images
+            labels = own.labels if participant.classes else None
+            learner = participant.learner(newest, self._spare.pop(participant.kind, None))
+            networks_and_data = (learner, own.pixels, participant.rad, labels)
+            client = TrainingClient(participant.name, participant.config, *networks_and_data, newest)
+            kept = Kept(client, participant.kind, move_images(client, budget))
+        self._kept[key] = kept
+        self._shrink(budget)
+        return kept.client
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self._spare.clear()
+
+    def drop(self, participant: Participant) -> None:
+        """Forget a client whose training was cut short: what is in memory belongs to no round."""
+        self._kept.pop(participant.states.path, None)
+
+    def _shrink(self, budget: int) -> None:
+        while len(self._kept) > 1 and sum(kept.size for kept in self._kept.values()) > budget:
+            _, oldest = self._kept.popitem(last=False)
+            if oldest.kind:
+                self._spare[oldest.kind] = oldest.client.learner
+
+
+def move_images(client: TrainingClient, budget: int) -> int:
+    """Keep images and RAD on the client's accelerator if they fit beside its networks; return the bytes it occupies."""
+    networks, pixels, rad = map(_bytes_of, (client.learner.state_dict().values(), [client.pixels], [client.rad]))
+    if client.device.type == "cpu":
+        return networks + pixels  # the RAD is one tensor for all clients of this process
+    if networks + pixels + rad > budget:
+        return networks
+    client.pixels, client.rad = client.pixels.to(client.device), client.rad.to(client.device)
+    return networks + pixels + rad
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)

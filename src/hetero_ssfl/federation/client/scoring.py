@@ -1,0 +1,58 @@
+"""What a participant does with its trained encoder: probe it, and keep it as a model on its own disk."""
+
+import torch
+
+from ... import __version__
+from ...data import MEAN, STD, digest
+from ...evaluation import Labeled, extract_features, few_labels, finetune, probe, share_of_labels
+from ...models import Learner, count_parameters
+from ...runs import save_tensors, write_json
+from ...training import TrainingClient
+from ..sites.participant import Participant
+
+
+def evaluate(participant: Participant, learner: Learner, split: str) -> dict[str, float]:
+    """Probe a frozen encoder on all classes and on the participant's own ones; nothing without labels."""
+    config, own = participant.config, participant.images.labels
+    train, held_out = participant.labeled(), participant.held_out(split)
+    if train.labels is None or held_out.labels is None or not len(held_out):
+        return {}
+    train = train.subset(few_labels(train.labels, config.evaluation.labels_per_class, config.seed))
+    assert train.labels is not None
+    encoder = learner.encoder
+    fit = Labeled(extract_features(encoder, train.pixels), train.labels)
+    test = Labeled(extract_features(encoder, held_out.pixels), held_out.labels)
+    results = {f"{name}_all": value for name, value in probe(fit, test, config.evaluation, config.seed).items()}
+    held = train.labels[:0] if own is None else own.unique()
+    if len(held) > 1 and len(test.only(held).y):  # one class alone is always right
+        scores = probe(fit.only(held), test.only(held), config.evaluation, config.seed)
+        results |= {f"{name}_own": value for name, value in scores.items()}
+    for share in config.evaluation.label_shares if split == "test" else ():
+        few = share_of_labels(fit.y, share, config.seed)
+        scores = probe(Labeled(fit.x[few], fit.y[few]), test, config.evaluation, config.seed)
+        results |= {f"{name}_{share:.0%}": value for name, value in scores.items()}
+        tuned = finetune(encoder, train.subset(few), held_out, config.evaluation, config.seed)
+        results[f"finetune_{share:.0%}"] = tuned
+    return results
+
+
+def export_model(participant: Participant, client: TrainingClient) -> None:
+    """The trained encoder and a card that says what it is, on the participant's own disk."""
+    encoder, config = client.learner.encoder, participant.config
+    channels, side = participant.shape
+    wants: dict[str, object] = {"shape": list(participant.rad.shape[1:])}
+    if participant.rad.dtype == torch.uint8:
+        wants |= {"channels": channels, "side": side, "mean": MEAN, "std": STD}
+    card = {
+        "client": participant.name,
+        "encoder": participant.model.encoder,
+        "parameters": count_parameters(encoder),
+        "input": wants,
+        "method": config.method,
+        "round": client.round,
+        "seed": config.seed,
+        "rad_digest": digest(participant.rad),
+        "hetero_ssfl": __version__,
+    }
+    save_tensors(participant.exports / "encoder.safetensors", encoder.state_dict(), card)
+    write_json(participant.exports / "card.json", card)

@@ -1,0 +1,58 @@
+"""The same server loop and ClientApp on Flower's Simulation Engine (Ray)."""
+
+import logging
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from ...config import Config
+from ...errors import ConfigError
+from ...runs import RunFolder
+
+
+def simulate(serve: Callable[[Grid], None], folder: RunFolder, config: Config) -> None:
+    """Run to the end on Ray actors. Flower gives them the ClientApp, and with it the place of the run folder."""
+    if find_spec("ray") is None:
+        raise ConfigError(
+            "engine.kind = 'simulation' needs Ray, which is not installed. "
+            "Install it with: pip install 'hetero-ssfl[simulation]', or leave engine.kind = 'in-process'."
+        )
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    from flwr.simulation import run_simulation
+
+    from ..client.app import ClientProcess, client_app
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # `run_simulation` is called deprecated, its successor is a CLI
+    failures: list[BaseException] = []
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            serve(grid)
+        except BaseException as error:  # the engine would end with an error of its own, without this one's words
+            failures.append(error)
+
+    run_simulation(
+        server_app=app,
+        client_app=client_app(ClientProcess(run_dir=folder.path.resolve(), threads=config.engine.threads)),
+        num_supernodes=config.clients.count,
+        backend_config={
+            "client_resources": {
+                "num_cpus": config.engine.cpus_per_client,
+                "num_gpus": config.engine.gpus_per_client,
+            },
+            "init_args": {
+                "num_cpus": config.engine.workers or os.cpu_count() or 1,
+                "logging_level": "ERROR",
+                "log_to_driver": False,
+                "include_dashboard": False,
+            },
+        },
+    )
+    if failures:
+        raise failures[0]

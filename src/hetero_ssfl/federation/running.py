@@ -1,0 +1,189 @@
+"""One way to start a run: `open_run` creates or opens it, `serve` plays it on any grid, `run_here` on this machine.
+
+What happens in a folder (the policy for the command line, for Python and for a deployment):
+
+- It holds no run: everything that the run needs is tried first; only then is the folder written.
+- It holds a run with the same settings and participants: the run continues after its last finished round. A finished
+  one stays as it is.
+- It holds another run: refused, with the first difference. A run is never overwritten.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from ..config import Config
+from ..consensus import mutual_cka
+from ..errors import RunError
+from ..evaluation import extract_features
+from ..events import Listener, Progressed
+from ..methods import method_for
+from ..plugins import check_trusted, remember
+from ..runs import RunFolder, resume_command
+from .client.scoring import evaluate
+from .engines.forkserver import open_fork_server
+from .engines.workers import InlineGrid, InProcessGrid
+from .records import Header
+from .server.loop import Server
+from .server.status_file import reporting
+from .server.tensorboard import check_tracking, tracking
+from .sites import NodeSite, SimulatedSite, Site, open_site
+from .sites.node import RadMissingError
+from .sites.participant import Participant
+
+# --- starting ---
+
+
+def start(config: Config, run_dir: Path, listen: Listener, nodes: Sequence[Path] = ()) -> RunFolder:
+    """Run to the end, or continue; `nodes` are settings files of participants that bring their own images."""
+    if config.engine.kind == "in-process":
+        open_fork_server()  # it imports while the data are read here
+    site: Site = NodeSite(nodes) if nodes else SimulatedSite(RunFolder(run_dir))
+    return run_here(open_run(run_dir, config, site), site, listen)
+
+
+def resume(folder: RunFolder, listen: Listener) -> RunFolder:
+    """Continue after the last finished round; a finished run stays as it is."""
+    return run_here(folder, open_site(folder), listen)
+
+
+def open_run(path: Path, config: Config, site: Site) -> RunFolder:
+    """Create the run, or open it to continue: see the policy above."""
+    method_for(config)
+    check_tracking(config)
+    if not RunFolder(path).exists:
+        with torch_threads(config.engine.threads):
+            return RunFolder.create(path, config, site.set_up(config).write)
+    folder = RunFolder.open(path)
+    found = (
+        "participants" if folder.site != site.kind else site.difference(folder) or _difference(folder.config, config)
+    )
+    if found:
+        raise RunError(
+            f"'{path}' holds a run with other {found}. Continue that one with: {resume_command(path)}; "
+            "or choose another run folder."
+        )
+    return folder
+
+
+def new_folder(config: Config) -> Path:
+    """Where a run goes if nobody says: runs/NAME-METHOD-seedN, or the next free name."""
+    name = Path("runs", f"{config.name}-{config.method.rpartition(':')[2]}-seed{config.seed}")
+    choices = chain([name], (name.with_name(f"{name.name}-{k}") for k in count(2)))
+    return next(path for path in choices if not path.exists())
+
+
+def _difference(before: Config, now: Config) -> str | None:
+    """The first setting that differs, with both values."""
+    old, new = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
+    key = next((key for key in {**old, **new} if old.get(key) != new.get(key)), None)
+    return key and f"settings ({key} is {old.get(key)} there and {new.get(key)} here)"
+
+
+def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {above + key: value}
+    return found
+
+
+# --- playing the rounds ---
+
+
+def serve(grid: Grid, run: RunFolder, listen: Listener) -> None:
+    """Play all rounds that are left, one process at a time in a folder."""
+    config = run.config
+    with run.lock(), torch_threads(config.engine.threads):
+        if not run.finished:
+            Server(grid, run, config, reporting(run, tracking(run, listen))).run()
+
+
+def run_here(folder: RunFolder, site: Site, listen: Listener) -> RunFolder:
+    """Play the run on this machine, on the engine that its config names."""
+    config = folder.config
+    if folder.finished:
+        return folder
+    remember([*(model.encoder for model in config.clients.models), config.method])
+    if config.engine.kind == "simulation":
+        from .engines.ray_engine import simulate
+
+        simulate(lambda grid: serve(grid, folder, listen), folder, config)
+    else:
+        with open_grid(site, config, listen) as grid:
+            serve(grid, folder, listen)
+    return folder
+
+
+def open_grid(site: Site, config: Config, listen: Listener) -> InProcessGrid | InlineGrid:
+    """Worker processes; for objects of this process, forks of it, or itself where a fork is not safe."""
+
+    def on_progress(name: str, done: float, loss: float) -> None:
+        listen(Progressed(name, done, loss))
+
+    nodes, threads = site.node_configs(config), config.engine.threads
+    workers = config.engine.workers or (os.cpu_count() or 1 if config.engine.device == "cpu" else 1)
+    if config.engine.device != "cpu":
+        for k, node in enumerate(nodes):
+            node["gpu-fraction"] = gpu_fraction(config, k, workers)
+    if not site.only_this_process:
+        return InProcessGrid(nodes, workers, threads, on_progress)
+    # OpenMP's threads do not survive a fork, so a child must not need any; neither does CUDA.
+    safe = sys.platform == "linux" and config.engine.device == "cpu" and threads == 1
+    if not safe or torch.cuda.is_initialized():
+        return InlineGrid(nodes, site, on_progress)
+    return InProcessGrid(nodes, workers, threads, on_progress, site)
+
+
+def gpu_fraction(config: Config, client: int, workers: int) -> float:
+    """How much of the GPU's memory a client may use while it trains."""
+    return config.model_of(client).gpu_fraction or 1 / workers
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """The server's sums, too, must not depend on the machine's number of cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- looking at a run's participants afterwards ---
+
+
+def participants(folder: RunFolder, site: Site, config: Config) -> Iterator[Participant]:
+    """The participants on this machine, as they are now. A stranger's folder may name code: it must be trusted."""
+    check_trusted(config.method, "method")
+    names, facts = site.names(config), folder.read_json("facts.json")
+    header = Header(facts.get("federation", ""), 0, facts.get("rad_digest", ""))
+    for number in range(len(names)):
+        check_trusted(site.encoder(number, config), "encoder")
+        try:
+            yield site.participant(number, config, header)
+        except RadMissingError as error:
+            raise RunError(str(error)) from None
+
+
+def reevaluate(folder: RunFolder, config: Config, split: str) -> Iterator[tuple[str, dict[str, float]]]:
+    """Probe a run's models again, one client at a time, with other `[evaluation]` settings if wanted."""
+    with torch_threads(config.engine.threads):
+        for participant in participants(folder, open_site(folder), config):
+            yield participant.name, evaluate(participant, participant.newest(), split)
+
+
+def mutual_cka_of(folder: RunFolder, site: Site, trained: bool) -> tuple[list[str], Tensor]:
+    """The clients' names, and how alike their encoders represent the RAD, before or after the run."""
+    everyone = list(participants(folder, site, folder.config))
+    encoders = [(p.newest() if trained else p.untrained()).encoder for p in everyone]
+    features = [extract_features(e, p.rad) for e, p in zip(encoders, everyone, strict=True)]
+    return [p.name for p in everyone], mutual_cka(features)

@@ -1,0 +1,232 @@
+"""The server's side: one loop for every method and every engine.
+
+1. hello      ask each node its name (nodes.py); also before every round, for newcomers;
+2. opening    where the method wants it, all clients or the first answer once, untrained;
+3. rounds     sample clients by name, broadcast, wait for replies up to a deadline, check, aggregate, save;
+4. the end    every client is probed on the test images, once, and keeps its encoder as a model.
+
+The state saved after a round is its commit point: a run killed anywhere goes on from there and ends with the same bits.
+"""
+
+import time
+from collections.abc import Mapping
+from statistics import stdev
+from typing import Any
+
+import torch
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from ...config import Config
+from ...errors import ProtocolError, RunError
+from ...events import (
+    ClientTrained,
+    Evaluated,
+    Evaluating,
+    Event,
+    Finished,
+    KernelsSeen,
+    Listener,
+    RoundBegun,
+    RoundDone,
+    Started,
+)
+from ...methods import ClientId, Method, ServerState, Update, method_for
+from ...runs import RunFolder, resume_command
+from ...seeding import rng_for
+from ..records import Scalar, check_size, pack, read_figures, read_update
+from ..sites import open_site
+from .roster import Roster
+from .saving import restore_state, save_state
+
+
+class Server:
+    def __init__(self, grid: Grid, folder: RunFolder, config: Config, listen: Listener) -> None:
+        self.folder, self.config, self.listen = folder, config, listen
+        self.method: Method = method_for(config)
+        self.site = open_site(folder)
+        self.roster = Roster(grid, folder, config, listen, self.site.may_be_away)
+
+    # --- the loop ---
+
+    def run(self) -> None:
+        state = restore_state(self.folder)
+        self.roster.gather(state)
+        if state is None:
+            state = ServerState(0 if self.method.opening == "nobody" else -1, tuple(sorted(self.roster.ids)))
+        everyone = state.roster
+        self.folder.forget_events_after(state.round)
+        self.listen(Started(max(0, state.round), self.config.rounds, everyone))
+        if state.round <= 0 and self.config.evaluation.every and not self.folder.events():
+            self.folder.append_events([self.evaluate(0, "validation")])
+        if state.round < 0:
+            state = self.play(state, everyone if self.method.opening == "all" else everyone[:1])
+        while state.round < self.config.rounds:
+            state = self.roster.welcome(state)
+            state = self.play(state, self.sample(state))
+        self.finish(state)
+
+    def play(self, state: ServerState, selected: tuple[ClientId, ...]) -> ServerState:
+        """One round, from broadcast to the saved state."""
+        number = self.roster.number = state.round + 1
+        started = time.perf_counter()
+        self.listen(RoundBegun(number, selected))
+        contents = {n: pack(self.method.broadcast(state, n).arrays, self.roster.settings(number)) for n in selected}
+        replies, sent = self.roster.exchange("train", number, contents)
+        updates: dict[ClientId, Update] = {}
+        events: list[Event] = []
+        reasons: list[str] = []
+        for name in selected:
+            try:
+                update, size = self.accept(state, name, replies.get(name), number)
+            except ProtocolError as error:
+                reasons.append(str(error))
+                events.append(ClientTrained(number, name, sent[name], excluded=str(error)))
+                self.roster.warn(str(error))
+                continue
+            updates[name] = update
+            warning = self.method.client_warning(update)
+            if warning:
+                self.roster.warn(f"{name}: {warning}")
+            events.append(
+                ClientTrained(
+                    number, name, sent[name], size, update.examples, warning=warning, figures=dict(update.metrics)
+                )
+            )
+        needed = min(self.config.engine.min_replies, len(selected))
+        if len(updates) < needed:
+            raise RunError(
+                f"round {number} got {len(updates)} usable replies, expected at least {needed}. First reason: "
+                f"{reasons[0] if reasons else 'none'} "
+                f"Fix it and continue with: {resume_command(self.folder.path)}"
+            )
+        state = self.method.aggregate(state, updates)
+        if number > 0 and self.due(number):
+            events.append(self.evaluate(number, "validation"))
+        portrait = self.method.portrait(state)
+        events += [KernelsSeen(number, **portrait)] if portrait else []
+        done = self.summary(state, updates, time.perf_counter() - started)
+        self.folder.append_events([*events, done])
+        state = save_state(self.folder, state)
+        self.listen(done)
+        return state
+
+    def sample(self, state: ServerState) -> tuple[ClientId, ...]:
+        """The clients of the next round, by name and by the seed alone."""
+        online = [name for name in state.roster if name in self.roster.ids]
+        wanted = self.config.clients.selected_per_round(len(online))
+        rng = rng_for(self.config.seed, "sample", state.round + 1)
+        chosen = torch.randperm(len(online), generator=rng)[:wanted].sort().values
+        return tuple(online[int(k)] for k in chosen)
+
+    def due(self, number: int) -> bool:
+        every = self.config.evaluation.every
+        return bool(every) and (number % every == 0 or number == self.config.rounds)
+
+    def accept(self, state: ServerState, name: ClientId, reply: Message | None, number: int) -> tuple[Update, int]:
+        """A reply that may be used and its bytes, or a ProtocolError that says why not."""
+        if reply is None:
+            raise ProtocolError(f"{name} did not answer within {self.config.engine.round_timeout:g} s.")
+        if reply.has_error():
+            raise ProtocolError(f"{name} failed: {self.roster.reason(name, reply)}.")
+        size = check_size(reply, self.config.engine.message_mb, name)
+        try:
+            update = read_update(reply.content, self.roster.header(number), name)
+        except ProtocolError as error:
+            raise ProtocolError(f"{name} sent a reply that cannot be used: {error}") from None
+        self.method.check(state, name, update)
+        return update, size
+
+    # --- figures ---
+
+    def evaluate(self, number: int, split: str, export: bool = False) -> Evaluated:
+        settings: dict[str, Scalar] = {**self.roster.settings(number), "split": split, "export": export}
+        self.listen(Evaluating(number, split))
+        asked = sorted(self.roster.ids)
+        replies, _ = self.roster.exchange("evaluate", number, {name: pack(settings=settings) for name in asked})
+        scores = {}
+        for name in asked:
+            try:
+                scores[name] = self.figures(name, replies.get(name), number)
+            except ProtocolError as error:
+                self.roster.warn(f"{name} could not be evaluated: {error}")
+        event = Evaluated(number, split, scores, _means(scores))
+        self.listen(event)
+        return event
+
+    def figures(self, name: ClientId, reply: Message | None, number: int) -> dict[str, float]:
+        if reply is None:
+            raise ProtocolError("no answer in time.")
+        if reply.has_error():
+            raise ProtocolError(f"{self.roster.reason(name, reply)}.")
+        return read_figures(reply.content, self.roster.header(number), name)
+
+    def evaluate_shared(self, number: int, weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """The model for all, probed by the first client that can: on all classes, since it belongs to nobody."""
+        settings: dict[str, Scalar] = {**self.roster.settings(number), "split": "test"}
+        for name in sorted(self.roster.ids):
+            replies, _ = self.roster.exchange("evaluate", number, {name: pack(weights, settings)})
+            try:
+                found = self.figures(name, replies.get(name), number)
+            except ProtocolError as error:
+                self.roster.warn(f"{name} could not evaluate the global model: {error}")
+                continue
+            return {key: value for key, value in found.items() if key.endswith("_all")}
+        raise RunError(
+            "the global model could not be evaluated by anybody. All training is kept; fix the reasons above and "
+            f"continue with: {resume_command(self.folder.path)}"
+        )
+
+    def summary(self, state: ServerState, updates: Mapping[ClientId, Update], seconds: float) -> RoundDone:
+        means = _means({name: dict(update.metrics) for name, update in updates.items()})
+        figures = self.method.metrics(state)
+        warning = self.method.round_warning(figures)
+        if warning:
+            self.roster.warn(warning)
+        away = [name for name in state.roster if name not in self.roster.ids]
+        return RoundDone(state.round, len(updates), round(seconds, 3), away or None, {**means, **figures})
+
+    def finish(self, state: ServerState) -> None:
+        """During a run the test images are looked at here and nowhere else."""
+        final = self.evaluate(state.round, "test", export=True)
+        untrained = self.evaluate(0, "test") if self.config.evaluation.untrained else None
+        missing = [
+            name for event in (final, untrained) if event for name in self.roster.ids if name not in event.clients
+        ]
+        if missing and not self.site.may_be_away:
+            raise RunError(
+                f"{', '.join(sorted(set(missing)))} could not be evaluated at the end; all training is kept. "
+                f"Fix the reason above and continue with: {resume_command(self.folder.path)}"
+            )
+        results: dict[str, Any] = {
+            "method": self.config.method,
+            "round": state.round,
+            "seed": self.config.seed,
+            "clients": final.clients,
+            "models": {name: self.roster.models[name] for name in final.clients},
+            "mean": final.mean,
+            "sd_over_clients": _deviations(final.clients),
+            "untrained": untrained.clients if untrained else {},
+        }
+        absent = sorted(set(state.roster) - set(final.clients))
+        if absent:  # a node that left keeps its own model; its figures are unknown
+            results["absent"] = absent
+        shared = self.method.global_model(state)
+        if shared and self.config.evaluation.probes:  # otherwise a whole model would travel for nothing
+            results["global"] = self.evaluate_shared(state.round, shared)
+        self.folder.write_json("results.json", results)
+        self.listen(Finished(state.round, results))
+
+
+def _deviations(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Sample standard deviation over clients of each figure."""
+    keys = sorted({key for values in scores.values() for key in values})
+    columns = {key: [v[key] for v in scores.values() if key in v] for key in keys}
+    return {key: stdev(column) for key, column in columns.items() if len(column) > 1}
+
+
+def _means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    keys = sorted({key for values in scores.values() for key in values})
+    return {
+        key: sum(v[key] for v in scores.values() if key in v) / sum(key in v for v in scores.values()) for key in keys
+    }

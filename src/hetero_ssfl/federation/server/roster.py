@@ -1,0 +1,205 @@
+"""Who is connected, by name; sending them messages and waiting for replies, always within a deadline."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from ...config import Config
+from ...errors import ProtocolError, RunError
+from ...events import Answered, Joined, Left, Listener, Warned
+from ...methods import ClientId, ServerState
+from ...runs import RunFolder, load_tensors, resume_command
+from ..records import NAME, Header, Scalar, check_header, check_size, header_of, pack, settings_of, with_rad
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between two questions for replies, if asking costs work
+
+
+class Roster:
+    def __init__(
+        self, grid: Grid, folder: RunFolder, config: Config, listen: Listener, may_be_away: bool = False
+    ) -> None:
+        self.grid, self.folder, self.config, self.listen, self.may_be_away = grid, folder, config, listen, may_be_away
+        self.config_toml = config.to_toml()
+        self.federation = str(folder.read_json("facts.json")["federation"])
+        rad, about = load_tensors(folder.path / "rad.safetensors")
+        self.rad, self.rad_digest = rad["pixels"], str(about["digest"])
+        self.number = 0  # of the round being played
+        self.ids: dict[ClientId, int] = {}
+        """Those that are connected, by name."""
+        self.models: dict[ClientId, dict[str, Scalar]] = {}
+        """What each said of its encoder."""
+        self.refused: dict[int, str] = {}  # connected ones that cannot take part, and why
+        self.without_rad: set[ClientId] = set()
+        self.ask_again: dict[int, float] = {}  # when to ask those that did not say properly who they are
+
+    def warn(self, text: str) -> None:
+        self.listen(Warned(self.number, text))
+
+    # --- who is there ---
+
+    def gather(self, state: ServerState | None) -> None:
+        """Wait until all clients of the config are there; a resumed run goes on without those that stay away."""
+        patience = self.config.engine.round_timeout if state is None else self.config.engine.join_timeout
+        deadline = time.monotonic() + patience
+        expected = self.config.clients.count if state is None else len(state.roster)
+        while True:
+            self.hello()
+            if len(self.ids) >= expected:
+                return
+            may_continue_without = state is not None and self.may_be_away
+            if len(self.ids) + len(self.refused) >= expected and not may_continue_without:
+                raise RunError(f"{next(iter(self.refused.values()))} Mend it and try again.")
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+        if state is None or len(self.ids) < self.config.engine.min_replies:
+            raise RunError(f"only {len(self.ids)} of {expected} clients answered in time. Start the others.")
+        missing = sorted(set(state.roster) - set(self.ids))
+        self.warn(f"{', '.join(missing)} did not come back; going on without.")
+
+    def welcome(self, state: ServerState) -> ServerState:
+        """Before a round: who left, who is new, and whether enough are there."""
+        deadline = time.monotonic() + self.config.engine.round_timeout
+        self.hello()
+        needed = self.config.engine.min_replies
+        while len(self.ids) < needed:
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"only {len(self.ids)} nodes are connected, expected at least {needed}. "
+                    f"Start the others and continue with: {resume_command(self.folder.path)}"
+                )
+            time.sleep(1.0)
+            self.hello()
+        newcomers = tuple(sorted(set(self.ids) - set(state.roster)))
+        return replace(state, roster=(*state.roster, *newcomers))  # at the end: places of the others stay theirs
+
+    def hello(self) -> None:
+        """Learn the name of every node that is new; forget those that are gone."""
+        connected = set(self.grid.get_node_ids())
+        for name in [name for name, node in self.ids.items() if node not in connected]:
+            del self.ids[name]
+            self.listen(Left(self.number, name))
+        self.refused = {node: reason for node, reason in self.refused.items() if node in connected}
+        now = time.monotonic()
+        waiting = {node for node, until in self.ask_again.items() if until > now}
+        unknown = connected - set(self.ids.values()) - waiting
+        if not unknown:
+            return
+        channels, side = self.rad.shape[1], self.rad.shape[-1]
+        content = pack(settings={**self.settings(0), "channels": channels, "side": side})
+        messages = {node: Message(content, node, "query") for node in sorted(unknown)}
+        patience = min(self.config.engine.join_timeout, self.config.engine.round_timeout)
+        replies = self.send(messages, now + patience)
+        newcomers: list[Joined] = []
+        for node in sorted(unknown):
+            try:
+                about, has_rad = self.introduced(replies.get(node))
+            except ProtocolError as error:
+                self.ask_again[node] = time.monotonic() + patience
+                if node in replies:
+                    self.refused[node] = str(error)
+                self.warn(str(error))
+                continue
+            self.ids[about.name] = node
+            self.models[about.name] = {"encoder": about.encoder, "parameters": about.parameters}
+            self.refused.pop(node, None)
+            (self.without_rad.discard if has_rad else self.without_rad.add)(about.name)
+            newcomers.append(about)
+        for about in sorted(newcomers, key=lambda newcomer: newcomer.name):
+            self.listen(about)
+
+    def introduced(self, reply: Message | None) -> tuple[Joined, bool]:
+        """What a node says about itself, and whether it has the RAD."""
+        if reply is None:
+            raise ProtocolError("a node did not say its name in time; it is asked again later.")
+        if reply.has_error():
+            raise ProtocolError(f"a node cannot take part: {error_text(reply)}.")
+        said = settings_of(reply.content)
+        check_header(header_of(said), self.header(0), "a new node")
+        name = str(said.get("name"))
+        if not NAME.fullmatch(name):
+            raise ProtocolError(f"a node calls itself {name[:64]!r}, expected letters, digits, '-', '_' or '.'.")
+        if name in self.ids:
+            raise ProtocolError(f"a second node calls itself '{name}'. Give each node a name of its own.")
+        parameters, examples = (int(said[k]) if type(said.get(k)) is int else 0 for k in ("parameters", "examples"))
+        return Joined(name, str(said.get("encoder"))[:200], parameters, examples), said.get("has_rad") is True
+
+    # --- talking to them ---
+
+    def header(self, number: int) -> Header:
+        return Header(self.federation, number, self.rad_digest)
+
+    def settings(self, number: int) -> dict[str, Scalar]:
+        """What every instruction of a round says."""
+        return {**asdict(self.header(number)), "config": self.config_toml}
+
+    def reason(self, name: ClientId, reply: Message) -> str:
+        """Why a client failed; for one whose process died also its encoder, which may be the cause."""
+        if reply.error.code == ErrorCode.CLIENT_APP_CRASHED and name in self.models:
+            return f"{error_text(reply)}, encoder {self.models[name]['encoder']}"
+        return error_text(reply)
+
+    def exchange(
+        self, kind: str, number: int, contents: Mapping[ClientId, RecordDict]
+    ) -> tuple[dict[ClientId, Message], dict[ClientId, int]]:
+        """Send each client its content; return the replies that came in time, and the bytes sent.
+
+        The RAD goes along to those that lack it, once; a node that lost it says so and is sent everything again.
+        """
+        deadline = time.monotonic() + self.config.engine.round_timeout
+        replies: dict[ClientId, Message] = {}
+        sent: dict[ClientId, int] = dict.fromkeys(contents, 0)
+        asked = list(contents)
+        for _ in range(2):
+            messages = {}
+            for name in asked:
+                content, node = contents[name], self.ids[name]
+                content = with_rad(content, self.rad) if name in self.without_rad else content
+                messages[node] = Message(content, node, kind, group_id=str(number))
+                sent[name] += check_size(messages[node], self.config.engine.message_mb, "the server")
+            answers = self.send(messages, deadline, dict(zip(messages, asked, strict=True)))
+            replies |= {name: answers[self.ids[name]] for name in asked if self.ids[name] in answers}
+            asked = [name for name in asked if name in replies and _needs_rad(replies[name])]
+            self.without_rad -= {name for name, reply in replies.items() if not reply.has_error()}
+            self.without_rad |= set(asked)
+            if not asked:
+                break
+        return replies, sent
+
+    def send(
+        self, messages: Mapping[int, Message], deadline: float, names: Mapping[int, ClientId] | None = None
+    ) -> dict[int, Message]:
+        """Replies by node, keyed through the id of the message each answers (a reply's own sender can be wrong)."""
+        waiting = dict(zip(self.grid.push_messages(messages.values()), messages, strict=True))
+        replies: dict[int, Message] = {}
+        in_time, pause = True, SHORTEST_PAUSE
+        while waiting and in_time:
+            in_time = time.monotonic() < deadline  # looked at before the replies: what has come by then counts
+            arrived = list(self.grid.pull_messages(list(waiting)))
+            if not arrived and not hasattr(self.grid, "cancel"):  # our own grids wait for replies themselves
+                time.sleep(pause)
+            pause = SHORTEST_PAUSE if arrived else min(pause * 1.5, LONGEST_PAUSE)
+            for reply in arrived:
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None:
+                    replies[node] = reply
+                    if names:
+                        self.listen(Answered(self.number, names[node]))
+        if waiting and hasattr(self.grid, "cancel"):  # too late now: our own engine can stop the work as well
+            self.grid.cancel(set(waiting))
+        return replies
+
+
+def _needs_rad(reply: Message) -> bool:
+    return not reply.has_error() and settings_of(reply.content).get("need") == "rad"
+
+
+def error_text(reply: Message) -> str:
+    """The client's own words, in one line of bounded length: they go into logs and on screens."""
+    said = (reply.error.reason or "").strip().splitlines()
+    reason = "".join(c for c in said[-1] if c.isprintable())[:400] if said else "no reason given"
+    return f"{reason} (Flower error {reply.error.code})"

@@ -1,0 +1,86 @@
+"""A run's figures for TensorBoard, in RUN/tensorboard: the numbers of events.jsonl as points, one per round.
+
+They are written anew whenever a run goes on: points of rounds that a crash took back do not stay, and none is missing
+that a crash kept from being written.
+"""
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+from ...config import Config
+from ...errors import RunError
+from ...events import ClientTrained, Evaluated, Event, Finished, Listener, RoundDone, Started, from_lines
+from ...plugins import load_module
+from ...runs import RunFolder
+
+TOGETHER = ("loss_ssl", "loss_alignment", "spread", "effective_rank", "validation_linear_all")
+"""Shown as one chart with a line per client, on the page "Custom scalars"."""
+
+
+def check_tracking(config: Config) -> Any:
+    """The package that writes, if it is wanted; an error if it is not installed."""
+    if not config.tracking.tensorboard:
+        return None
+    return load_module("torch.utils.tensorboard", "pip install 'hetero-ssfl[tensorboard]'")
+
+
+def tracking(folder: RunFolder, listen: Listener) -> Listener:
+    """Pass every event on, and write points where the settings ask for them."""
+    package = check_tracking(folder.config)
+    if package is None:
+        return listen
+    place = folder.path / "tensorboard"
+    writer: Any = None
+    read = 0  # bytes of events.jsonl that are written already
+
+    def track(event: Event) -> None:
+        nonlocal writer, read
+        try:
+            if isinstance(event, Started):
+                shutil.rmtree(place, ignore_errors=True)
+                writer = package.SummaryWriter(str(place), purge_step=0)  # a viewer that is open forgets as well
+                writer.add_custom_scalars({"clients": {key: ["Multiline", [f"{key}/.*"]] for key in TOGETHER}})
+            if isinstance(event, Started | RoundDone):
+                events, read = _new_events(folder, read)
+                for written in events:
+                    _write(writer, written)
+            if isinstance(event, Finished):
+                _write(writer, Evaluated(event.round, "test", event.results["clients"], event.results["mean"]))
+            if isinstance(event, Started | RoundDone | Finished):
+                writer.flush()
+            if isinstance(event, Finished):
+                writer.close()
+        except OSError as error:
+            raise RunError(f"cannot write in '{place}': {error.strerror}. Make room there and resume.") from None
+        listen(event)
+
+    return track
+
+
+def _new_events(folder: RunFolder, start: int) -> tuple[list[Event], int]:
+    """What was appended to events.jsonl since `start`, and where that ends."""
+    path = folder.path / "events.jsonl"
+    if not path.exists():
+        return [], start
+    with path.open("rb") as file:
+        file.seek(start)
+        lines = file.read()
+    return from_lines(lines.splitlines()), start + len(lines)
+
+
+def _write(writer: Any, event: Event) -> None:
+    if isinstance(event, ClientTrained | RoundDone | Evaluated):
+        for tag, value in points(event):
+            writer.add_scalar(tag, value, event.round)
+
+
+def points(event: ClientTrained | RoundDone | Evaluated) -> Iterator[tuple[str, float]]:
+    """Figures of an event, under FIGURE/CLIENT, SPLIT_PROBE/CLIENT (or mean) and round/FIGURE."""
+    if isinstance(event, Evaluated):
+        for client, scores in [*event.clients.items(), ("mean", event.mean)]:
+            yield from ((f"{event.split}_{key}/{client}", value) for key, value in scores.items())
+        return
+    numbers = {key: value for key, value in event.to_json().items() if type(value) in (int, float) and key != "round"}
+    for key, value in numbers.items():
+        yield (f"{key}/{event.client}" if isinstance(event, ClientTrained) else f"round/{key}"), value

@@ -1,0 +1,283 @@
+"""A participant of a real federation: its settings are a file on its own disk, and so is all it has.
+
+    name = "hospital-a"
+    encoder = "resnet18"            # its own architecture, whatever the others use
+    device = "cuda:0"
+    home = "state"                  # RAD, networks after each round, finished models
+    [data]
+    source = "images"               # its own images; they never leave
+    [limits]
+    weights_may_leave = false       # refuse methods that send weights
+
+The server says how to train (the config in each message). It cannot say which images, which model or which files.
+"""
+
+import logging
+import tomllib
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import torch
+from flwr.app import Message
+from pydantic import BeforeValidator, Field, PositiveInt
+from torch import Tensor
+
+from ...config import Config, DataConfig, ModelConfig, Precision, Section, as_model, validate
+from ...data import Images, digest, load_images, load_rad_alone, split_training_images
+from ...errors import ConfigError, ProtocolError, RunError
+from ...methods import METHODS, method_class
+from ...runs import RunFolder, SiteKind, StateFolder, load_tensors, save_tensors
+from ..records import NAME, Header, check_size
+from .participant import Participant
+from .site import NodeConfig, RadShape, Setup
+
+log = logging.getLogger(__name__)
+
+KEPT_RADS = 3
+
+
+class LimitsConfig(Section):
+    """What this node does for no server."""
+
+    weights_may_leave: bool = False
+    """Take part in methods that average weights."""
+    message_mb: PositiveInt = 1024
+    local_epochs: PositiveInt = 100
+    rad_images: PositiveInt = 100_000
+    code: tuple[str, ...] = ()
+    """Views, kernels, losses and optimisers (`package.module:name`) and methods (so, or as installed) that a server may
+    name beside the built-in ones; no others are imported."""
+
+
+class NodeSettings(Section):
+    name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+    encoder: Annotated[ModelConfig, BeforeValidator(as_model)]
+    device: str = "cpu"
+    precision: Precision = "float32"
+    threads: PositiveInt = 1
+    """Torch threads of its client processes; results depend on their number in the last digits."""
+    home: Path = Path("state")
+    data: DataConfig = DataConfig(validation=0)
+    limits: LimitsConfig = LimitsConfig()
+
+
+def read_node(path: Path) -> NodeSettings:
+    """Relative paths are relative to the file."""
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read node settings '{path}': {error}. Check the path and the file.") from None
+    values.setdefault("data", {}).setdefault("validation", 0)
+    node = validate(values, NodeSettings)
+    source = path.parent / node.data.source
+    data = node.data.model_copy(update={"source": str(source.resolve())}) if source.exists() else node.data
+    return node.model_copy(update={"home": (path.parent / node.home).resolve(), "data": data})
+
+
+def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None:
+    """Raise ProtocolError for what this node does for no server."""
+    limits = node.limits
+    named = (config.views.function or "", config.alignment.kernel, config.ssl.kind, config.optim.kind)
+    own = [name for name in named if ":" in name]
+    own += [] if config.method in METHODS else [config.method]
+    foreign = [name for name in own if name not in limits.code]
+    if foreign:
+        raise ProtocolError(
+            f"{node.name} was asked to import '{foreign[0]}', which is not among limits.code of its settings. "
+            "Add it there if that code is known and trusted."
+        )
+    if method_class(config.method).averages_weights and not limits.weights_may_leave:
+        raise ProtocolError(
+            f"{node.name} does not send weights, which method '{config.method}' asks for. "
+            "Use 'hetero-ssfl', or set limits.weights_may_leave = true in the node's settings."
+        )
+    for what, value, limit in (
+        ("local_epochs", config.local_epochs, limits.local_epochs),
+        ("rad_images", rad_rows, limits.rad_images),
+    ):
+        if value > limit:
+            raise ProtocolError(
+                f"{node.name} was asked for {what} = {value}, its limit is {limit}. "
+                f"Lower it, or raise limits.{what} in the node's settings."
+            )
+
+
+class RadMissingError(Exception):
+    """This participant does not have the RAD that the server names."""
+
+
+class NodeSite:
+    """Participants behind settings files: all that are on this machine, of which a client process knows one.
+
+    A server whose participants are on other machines knows no file at all.
+    """
+
+    kind: ClassVar[SiteKind] = "nodes"
+    may_be_away: ClassVar[bool] = True
+    only_this_process: ClassVar[bool] = False
+
+    def __init__(self, paths: Sequence[Path] = ()) -> None:
+        self.paths = tuple(paths)
+        self._read: dict[Path, NodeSettings] = {}
+
+    def settings(self, number: int) -> NodeSettings:
+        """Read once: a node that changes its settings restarts its process."""
+        path = self.paths[number]
+        if path not in self._read:
+            self._read[path] = read_node(path)
+        return self._read[path]
+
+    # --- before the run: the server's part ---
+
+    def set_up(self, config: Config) -> Setup:
+        """Read every settings file, and the RAD, which is all that the server has."""
+        for number in range(len(self.paths)):
+            self.settings(number)
+        if config.rad.source is None:
+            raise ConfigError(
+                "rad.source is not set, but the server of a federation has no images of its own. "
+                "Name the shared unlabeled data set with rad.source."
+            )
+        rad = load_rad_alone(config)
+        facts: dict[str, object] = {
+            "site": self.kind,
+            "federation": uuid.uuid4().hex,
+            "rad_digest": digest(rad),
+            "skipped_images": 0,
+            "nodes": [str(path.resolve()) for path in self.paths],
+        }
+        return Setup(rad, facts)
+
+    def difference(self, folder: RunFolder) -> str | None:
+        before = folder.read_json("facts.json").get("nodes", [])
+        return None if before == [str(path.resolve()) for path in self.paths] else "node settings files"
+
+    # --- who takes part ---
+
+    def names(self, config: Config) -> list[str]:
+        self._must_be_here()
+        return [self.settings(k).name for k in range(len(self.paths))]
+
+    def node_configs(self, config: Config) -> list[NodeConfig]:
+        self._must_be_here()
+        return [{"name": str(path), "settings": str(path.resolve())} for path in self.paths]
+
+    def _must_be_here(self) -> None:
+        if not self.paths:
+            raise RunError("the participants of this run are on other machines, and so are their models. Look there.")
+
+    def admit(self, number: int, message: Message) -> None:
+        check_size(message, self.settings(number).limits.message_mb, "the server")
+
+    def keep_rad(self, number: int, pixels: Tensor, header: Header) -> None:
+        keep_rad(self.settings(number), header.rad, pixels)
+
+    def encoder(self, number: int, config: Config) -> str:
+        return self.settings(number).encoder.encoder
+
+    def participant(self, number: int, config: Config, header: Header, rad_shape: RadShape = None) -> Participant:
+        node = self.settings(number)
+        rad = find_rad(node, header.rad)
+        if rad is None and rad_shape:
+            rad = blank_rad(*rad_shape)
+        if rad is None:
+            raise RadMissingError(f"{node.name} does not have the RAD of this run. Continue the run first.")
+        return open_node(node, config, header.federation, rad)
+
+    def model_folders(self, folder: RunFolder) -> dict[str, Path]:
+        federation = folder.read_json("facts.json")["federation"]
+        nodes = [self.settings(k) for k in range(len(self.paths))]
+        return {node.name: node.home / "federations" / federation / "model" for node in nodes}
+
+
+def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -> Participant:
+    """The participant behind a settings file, as a federation's config asks it to train."""
+    check_instruction(node, asked, len(rad))
+    model = node.encoder.model_copy(
+        update={
+            "projector": node.encoder.projector or asked.ssl.projector,
+            "predictor": node.encoder.predictor or asked.ssl.predictor,
+        }
+    )
+    data = node.data.model_copy(update={"channels": rad.shape[1], "side": rad.shape[2]})
+    config = asked.model_copy(
+        update={
+            "data": data,
+            "clients": asked.clients.model_copy(update={"count": 1, "models": (model,)}),
+            "partition": asked.partition.model_copy(update={"kind": "iid"}),
+            "rad": asked.rad.model_copy(update={"source": "sent by the server"}),
+            "engine": asked.engine.model_copy(update={"device": node.device, "precision": node.precision}),
+        }
+    )
+    place = node.home / "federations" / federation
+    kind = "".join(c if c.isalnum() else "-" for c in model.encoder).strip("-")  # another encoder begins anew
+    return Participant(
+        name=node.name,
+        config=config,
+        model=model,
+        seed_scope=("init", node.name),
+        rad=rad,
+        own=lambda: _images(config, "train"),
+        states=StateFolder(place / kind),
+        exports=place / "model",
+        labeled=lambda: _images(config, "train"),
+        held_out=lambda split: _images(config, split),
+    )
+
+
+def _images(config: Config, split: str) -> Images:
+    """Training images without those kept for validation; those; or the test images, where the source has any."""
+    if split == "test":
+        return load_images(config.data, "test")
+    train = load_images(config.data, "train")
+    rows = split_training_images(config, train)
+    return train.subset(rows.validation if split == "validation" else rows.clients[0])
+
+
+# --- the RAD: sent once, known by its digest ---
+
+
+def find_rad(node: NodeSettings, wanted: str) -> Tensor | None:
+    """The RAD of this digest, if it is on this disk and whole."""
+    path = _rad_file(node, wanted)
+    if not path.exists():
+        return None
+    pixels = load_tensors(path)[0]["pixels"]
+    if digest(pixels) != wanted:
+        log.warning("the RAD %s on disk does not match its digest; asking for it again", wanted[:12])
+        path.unlink()
+        return None
+    return pixels
+
+
+def keep_rad(node: NodeSettings, wanted: str, pixels: Tensor) -> Tensor:
+    """Check what the server sent against the digest it names, and keep it."""
+    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
+        raise ProtocolError(
+            f"the RAD sent to {node.name} is {pixels.dtype} of shape {tuple(pixels.shape)}, "
+            "expected uint8 images (n, 1 or 3, side, side)."
+        )
+    if len(pixels) > node.limits.rad_images:
+        raise ProtocolError(
+            f"the RAD sent to {node.name} has {len(pixels)} images, its limit is {node.limits.rad_images}."
+        )
+    if digest(pixels) != wanted:
+        raise ProtocolError(f"the RAD sent to {node.name} does not match its digest {wanted[:12]}. Send it again.")
+    save_tensors(_rad_file(node, wanted), {"pixels": pixels})
+    by_age = sorted((node.home / "rad").glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
+    for old in by_age[:-KEPT_RADS]:
+        old.unlink(missing_ok=True)
+    return pixels
+
+
+def blank_rad(channels: int, side: int) -> Tensor:
+    """One image in place of a RAD that has not arrived yet."""
+    if channels not in (1, 3) or not 1 <= side <= 4096:
+        raise ProtocolError(f"the RAD is said to have {channels} channels of {side} pixels, which cannot be.")
+    return torch.zeros(1, channels, side, side, dtype=torch.uint8)
+
+
+def _rad_file(node: NodeSettings, wanted: str) -> Path:
+    return node.home / "rad" / f"{wanted}.safetensors"

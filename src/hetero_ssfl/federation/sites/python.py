@@ -1,0 +1,187 @@
+"""Participants handed over in Python: their data and encoders are objects of the user's process (api/).
+
+Objects are never pickled. Worker processes of such a run are forked from the process that has them.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from ...config import Config, ModelConfig
+from ...data import Images, digest, joined, random_view
+from ...errors import ConfigError, DataError, RunError
+from ...methods import method_class
+from ...models import build_learner, output_width
+from ...objectives import gram
+from ...runs import RunFolder, SiteKind
+from ..records import Header
+from .participant import Participant, blank
+from .site import NodeConfig, RadShape, Setup, check_device
+
+
+@dataclass(frozen=True)
+class PreparedClient:
+    """A user's `Client` with its data read and split."""
+
+    name: str
+    model: ModelConfig
+    train: Images
+    validation: Images
+    test: Images
+
+    def fingerprint(self) -> dict[str, object]:
+        """What must be the same for a run to continue."""
+        sha = sha256()
+        for images in (self.train, self.validation, self.test):
+            labels = [] if images.labels is None else images.labels.tolist()
+            sha.update(f"{digest(images.pixels)} {images.pixels.dtype} {labels} {images.classes}".encode())
+        return {"data": sha.hexdigest(), "encoder": self.model.encoder, "examples": len(self.train)}
+
+
+class PythonSite:
+    kind: ClassVar[SiteKind] = "python"
+    may_be_away: ClassVar[bool] = False
+    only_this_process: ClassVar[bool] = True
+
+    def __init__(self, folder: RunFolder, clients: Sequence[PreparedClient], rad: Tensor) -> None:
+        self.folder, self.clients, self.rad = folder, tuple(clients), rad
+
+    # --- before the run ---
+
+    def set_up(self, config: Config) -> Setup:
+        """Try everything once that a user may have brought."""
+        check_device(config.engine.device)
+        _check_shapes(config, self)
+        if method_class(config.method).needs_labels and any(c.train.labels is None for c in self.clients):
+            raise ConfigError(f"method '{config.method}' needs labels, but not every client has them. Choose another.")
+        example = blank(self.rad.shape[1:], self.rad.dtype)
+        view = random_view(self.rad[:2], config.views, torch.Generator().manual_seed(0))
+        for client in self.clients:
+            learner = build_learner(client.model, config.ssl, example.shape[1], example.shape[-1], 0, example=example)
+            output_width(learner.encoder, client.model.encoder, view)
+        gram(torch.eye(4, 3), config.alignment)
+        facts: dict[str, object] = {
+            "site": self.kind,
+            "federation": uuid.uuid4().hex,
+            "rad_digest": digest(self.rad),
+            "classes": self.clients[0].train.classes,
+            "skipped_images": sum(c.train.skipped + c.test.skipped for c in self.clients),
+            "given": self.fingerprints(),
+        }
+        holdings = {
+            c.name: torch.bincount(c.train.labels, minlength=len(c.train.classes)).tolist()
+            for c in self.clients
+            if c.train.labels is not None
+        }
+        if holdings:
+            facts["holdings"] = holdings
+        return Setup(self.rad, facts)
+
+    def fingerprints(self) -> dict[str, dict[str, object]]:
+        return {c.name: c.fingerprint() for c in self.clients}
+
+    def difference(self, folder: RunFolder) -> str | None:
+        facts = folder.read_json("facts.json")
+        before, now = facts.get("given", {}), self.fingerprints()
+        if list(before) != list(now):
+            return "clients"
+        changed = next((name for name in now if before[name] != now[name]), None)
+        if changed:
+            return f"data or another encoder of {changed}"
+        return "data in its RAD" if facts["rad_digest"] != digest(self.rad) else None
+
+    # --- who takes part ---
+
+    def names(self, config: Config) -> list[str]:
+        return [c.name for c in self.clients]
+
+    def node_configs(self, config: Config) -> list[NodeConfig]:
+        return [{"name": name, "number": k} for k, name in enumerate(self.names(config))]
+
+    def admit(self, number: int, message: Message) -> None:
+        pass
+
+    def keep_rad(self, number: int, pixels: Tensor, header: Header) -> None:
+        pass  # it is in this process
+
+    def encoder(self, number: int, config: Config) -> str:
+        return config.model_of(number).encoder
+
+    def participant(self, number: int, config: Config, header: Header, rad_shape: RadShape = None) -> Participant:
+        client = self.clients[number]
+        return Participant(
+            name=client.name,
+            config=config,
+            model=config.model_of(number),
+            seed_scope=("init", number),
+            rad=self.rad,
+            own=lambda: client.train,
+            states=self.folder.states(client.name),
+            exports=self.folder.path / "models" / client.name,
+            labeled=lambda: self.pool,
+            held_out=self.held_out,
+        )
+
+    def model_folders(self, folder: RunFolder) -> dict[str, Path]:
+        return {name: folder.path / "models" / name for name in self.names(folder.config)}
+
+    # --- the data they hold together ---
+
+    @cached_property
+    def pool(self) -> Images:
+        """All labeled training data: what a probe may learn from."""
+        return joined([c.train for c in self.clients])
+
+    def held_out(self, split: str) -> Images:
+        return joined([c.test if split == "test" else c.validation for c in self.clients])
+
+
+class ReopenedPythonSite(PythonSite):
+    """A run's participants in a process that does not have their objects: names and finished models, nothing else."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def names(self, config: Config) -> list[str]:
+        return list(self.folder.read_json("facts.json")["given"])
+
+    def node_configs(self, config: Config) -> list[NodeConfig]:
+        raise self.missing()
+
+    def participant(self, number: int, config: Config, header: Header, rad_shape: RadShape = None) -> Participant:
+        raise self.missing()
+
+    def missing(self) -> RunError:
+        return RunError(
+            f"the clients of '{self.folder.path}' were handed over from Python, and this process does not have them. "
+            "Call federate(...) again with the same arguments."
+        )
+
+
+def _check_shapes(config: Config, site: PythonSite) -> None:
+    wanted, dtype = tuple(site.rad.shape[1:]), site.rad.dtype
+    parts = [(c.name, c.train.pixels) for c in site.clients]
+    parts += [(f"the test data of {c.name}", c.test.pixels) for c in site.clients if len(c.test)]
+    for who, data in parts:
+        if tuple(data.shape[1:]) != wanted or data.dtype != dtype:
+            remedy = "Every client must read the RAD: bring all data into one shape and type"
+            if dtype == data.dtype == torch.uint8:
+                alike = {"data.side": max(wanted[1:]), "data.channels": wanted[0]}
+                remedy = f"settings={alike} makes all images alike"
+            raise DataError(
+                f"{who}: {data.dtype} of shape {tuple(data.shape[1:])}, but the RAD has {dtype} of {wanted}. {remedy}."
+            )
+    if config.views.function is None and (dtype != torch.uint8 or wanted[1] != wanted[2]):
+        what = "not square" if dtype == torch.uint8 else f"{dtype}, not uint8 images"
+        raise ConfigError(
+            f"the data, of shape {wanted}, are {what}, and the built-in views know square images only. "
+            "Give your own with views=, a function (batch, generator) -> batch; or set data.side for images."
+        )

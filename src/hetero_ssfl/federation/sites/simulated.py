@@ -1,0 +1,133 @@
+"""Participants simulated on one machine: each holds some rows of one data set, as the run folder's split says."""
+
+import uuid
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from ...config import Config
+from ...data import Images, digest, load_images, load_rad, split_training_images
+from ...errors import ConfigError, ProtocolError
+from ...methods import method_class
+from ...models import build_learner
+from ...runs import RunFolder, SiteKind, load_tensors
+from ..records import Header
+from .participant import Participant
+from .site import NodeConfig, RadShape, Setup, check_device
+
+
+def client_name(number: int) -> str:
+    """Sorting by name is sorting by number, up to a million clients."""
+    return f"client-{number:03d}" if number < 1000 else f"client-x{number:06d}"
+
+
+class SimulatedSite:
+    kind: ClassVar[SiteKind] = "simulated"
+    may_be_away: ClassVar[bool] = False
+    only_this_process: ClassVar[bool] = False
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    # --- before the run ---
+
+    def set_up(self, config: Config) -> Setup:
+        """Split the images and try every model once."""
+        train, test = load_images(config.data, "train"), load_images(config.data, "test")
+        split = split_training_images(config, train)
+        rad = load_rad(config, train, split)
+        check_device(config.engine.device)
+        if method_class(config.method).needs_labels and train.labels is None:
+            raise ConfigError(
+                f"method '{config.method}' needs labels, but '{config.data.source}' has none. Choose another."
+            )
+        for model in {config.model_of(k) for k in range(config.clients.count)}:
+            build_learner(model, config.ssl, *train.pixels.shape[1:3], config.seed)
+        rows = {client_name(k): own for k, own in enumerate(split.clients)}
+        facts: dict[str, object] = {
+            "site": self.kind,
+            "federation": uuid.uuid4().hex,
+            "rad_digest": digest(rad),
+            "classes": train.classes,
+            "skipped_images": train.skipped + test.skipped,
+        }
+        if train.labels is not None:
+            facts["holdings"] = {
+                name: torch.bincount(train.labels[own], minlength=len(train.classes)).tolist()
+                for name, own in rows.items()
+            }
+        return Setup(rad, facts, {"validation": split.validation, "rad": split.rad, **rows})
+
+    def difference(self, folder: RunFolder) -> str | None:
+        return None  # the config says everything
+
+    # --- who takes part ---
+
+    def names(self, config: Config) -> list[str]:
+        return [client_name(k) for k in range(config.clients.count)]
+
+    def node_configs(self, config: Config) -> list[NodeConfig]:
+        run_dir = str(self.folder.path.resolve())
+        return [{"name": name, "number": k, "run-dir": run_dir} for k, name in enumerate(self.names(config))]
+
+    def admit(self, number: int, message: Message) -> None:
+        pass
+
+    def keep_rad(self, number: int, pixels: Tensor, header: Header) -> None:
+        pass  # it is in the run folder
+
+    def encoder(self, number: int, config: Config) -> str:
+        return config.model_of(number).encoder
+
+    def participant(self, number: int, config: Config, header: Header, rad_shape: RadShape = None) -> Participant:
+        name = client_name(number)
+        return Participant(
+            name=name,
+            config=config,
+            model=config.model_of(number),
+            seed_scope=("init", number),
+            rad=self.rad,
+            own=lambda: self.train.subset(self.rows[name]),
+            states=self.folder.states(name),
+            exports=self.folder.path / "models" / name,
+            labeled=self.pool,
+            held_out=self.held_out,
+        )
+
+    def model_folders(self, folder: RunFolder) -> dict[str, Path]:
+        cards = sorted(folder.path.glob("models/*/card.json"))
+        return {card.parent.name: card.parent for card in cards}
+
+    # --- the data they hold together, read once per process ---
+
+    @cached_property
+    def train(self) -> Images:
+        return load_images(self.folder.config.data, "train")
+
+    @cached_property
+    def rows(self) -> dict[str, Tensor]:
+        return load_tensors(self.folder.path / "split.safetensors")[0]
+
+    @cached_property
+    def rad(self) -> Tensor:
+        tensors, about = load_tensors(self.folder.path / "rad.safetensors")
+        if digest(tensors["pixels"]) != about["digest"]:
+            raise ProtocolError(
+                f"the RAD in '{self.folder.path}' does not match its digest {about['digest'][:12]}. "
+                "Start the run again."
+            )
+        return tensors["pixels"]
+
+    def pool(self) -> Images:
+        """All clients' training images: the probe's training set."""
+        rows = [rows for name, rows in self.rows.items() if name not in ("validation", "rad")]
+        return self.train.subset(torch.cat(rows).unique())
+
+    def held_out(self, split: str) -> Images:
+        if split == "test":
+            return load_images(self.folder.config.data, "test")
+        return self.train.subset(self.rows["validation"])

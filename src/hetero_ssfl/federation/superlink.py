@@ -1,0 +1,46 @@
+"""The server's side on Flower's deployment engine: `flwr run` starts `server_app` beside the SuperLink.
+
+Run config: `config` (a TOML file) and `run-dir`. Starting it again with the same run-dir continues after the last
+finished round, whatever ended it before.
+"""
+
+import logging
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from ..config import load_config
+from ..errors import ConfigError, HeteroSSFLError
+from ..events import Answered, Event, Warned
+from .logs import log_to_stderr
+from .running import open_run, serve
+from .sites import NodeSite
+
+log = logging.getLogger(__name__)
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    log_to_stderr("server")
+    try:
+        config = load_config(_setting(context, "config"))
+        serve(grid, open_run(Path(_setting(context, "run-dir")), config, NodeSite()), log_event)
+    except HeteroSSFLError as error:
+        log.error("%s", error)
+        raise RuntimeError(str(error)) from None  # Flower reports these words; it would take an exit for a lost task
+
+
+def log_event(event: Event) -> None:
+    if isinstance(event, Warned):
+        log.warning("%s", event.text, extra={"event": event.to_json()})
+    elif not isinstance(event, Answered):
+        log.info("%s", event.kind, extra={"event": event.to_json()})
+
+
+def _setting(context: Context, key: str) -> str:
+    found = context.run_config.get(key)
+    if not found:
+        raise ConfigError(f"the run config has no '{key}'. Pass it: flwr run APP --run-config '{key}=\"PATH\"'.")
+    return str(found)

@@ -1,0 +1,79 @@
+"""Workers are forked from one process that imports for all of them: nobody outlives the run, and nothing is stale."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.federations import write_images
+from helpers.whole_runs import tiny
+from hetero_ssfl.federation.engines.workers import InProcessGrid
+from hetero_ssfl.federation.records import pack
+from hetero_ssfl.federation.sites import Setup
+from hetero_ssfl.runs import RunFolder
+
+COMMAND = "from hetero_ssfl.cli import main; main()"
+
+
+def family(pid: int) -> set[int]:
+    """All living processes that come from `pid`."""
+    parents = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state, parent = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state != "Z":
+            parents[int(entry)] = int(parent)
+    found, new = set[int](), {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new}
+        found |= new
+    return found
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 130)])
+def test_when_a_run_is_stopped_nobody_is_left(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    config, path = tmp_path / "long.toml", tmp_path / "run"
+    config.write_text(tiny("rounds=1000", "evaluation.every=0").to_toml())
+    command = [sys.executable, "-c", COMMAND, "run", str(config), "--run-dir", str(path)]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    for line in child.stderr:
+        if "round 1/" in line:
+            break
+    descendants = family(child.pid)
+    assert len(descendants) >= 3  # the fork server and two workers at least
+    child.send_signal(number)
+    assert child.wait(60) == code
+    assert "Traceback" not in child.stderr.read()
+    deadline = time.monotonic() + 60
+    while any(Path("/proc", str(pid)).exists() for pid in descendants) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in descendants if Path("/proc", str(pid)).exists()]
+
+
+def test_workers_see_the_environment_as_it_is_when_they_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork server may have been started long before, by another run."""
+    config = tiny("data.source=cifar10", "data.side=8", "data.channels=1")
+    settings = {"federation": "0" * 32, "round": 0, "rad": "0" * 64, "config": config.to_toml()}
+    settings |= {"channels": 1, "side": 8}
+    answered = []
+    for images in (3, 5):
+        write_images(tmp_path / str(images) / "cifar10", np.zeros((images, 8, 8), np.uint8), None)
+        monkeypatch.setenv("HETERO_SSFL_DATA", str(tmp_path / str(images)))
+        folder = RunFolder(tmp_path / f"run-{images}")
+        fourth_image = {"client-000": torch.tensor([3])}
+        Setup(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), {"site": "simulated"}, fourth_image).write(folder)
+        (folder.path / "config.toml").write_text(config.to_toml())
+        with InProcessGrid([{"number": 0, "run-dir": str(folder.path)}], workers=1, threads=1) as grid:
+            message = grid.create_message(pack(settings=settings), "query", 2, "0")
+            (reply,) = grid.send_and_receive([message], timeout=120)
+        answered.append("out of" in reply.error.reason if reply.has_error() else "ok")
+    assert answered == [True, "ok"]

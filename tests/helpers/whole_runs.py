@@ -1,0 +1,52 @@
+"""Small runs on real worker processes, and comparing all their numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetero_ssfl.config import Config, load_config
+from hetero_ssfl.federation import start
+from hetero_ssfl.runs import RunFolder, load_tensors
+
+from .saved import lines, server_tensors
+
+TINY = [
+    "data.limit=260",
+    "data.validation=60",
+    "rad.size=32",
+    "alignment.rad_batch=16",
+    "optim.batch=16",
+    "rounds=3",
+    "evaluation.epochs=5",
+    "evaluation.probes=['linear']",
+]
+
+
+def tiny(*overrides: str) -> Config:
+    return load_config("smoke", [*TINY, *overrides])
+
+
+def run(path: Path, *overrides: str) -> RunFolder:
+    return start(tiny(*overrides), path, lambda _: None)
+
+
+def everything(folder: RunFolder) -> dict[str, Any]:
+    """All numbers of a run: events, results, the server's state and every client's weights.
+
+    But for times, and for the bytes sent down, which hold the text of the config.
+    """
+    events = [{k: v for k, v in e.items() if k not in ("seconds", "bytes_down")} for e in lines(folder)]
+    tensors = server_tensors(folder.path)
+    for name in load_tensors(folder.path / "server.safetensors")[1]["roster"]:
+        states = folder.states(name)
+        tensors |= {f"{name}/{k}": v for k, v in states.load(states.newest(10**6)).items()}
+    return {"events": events, "results": folder.read_json("results.json"), "tensors": tensors}
+
+
+def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert a["results"] == b["results"]
+    assert a["events"] == b["events"]
+    assert a["tensors"].keys() == b["tensors"].keys()
+    for key, value in a["tensors"].items():
+        assert torch.equal(value, b["tensors"][key]), key
