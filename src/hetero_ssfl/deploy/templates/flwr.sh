@@ -1,4 +1,4 @@
-# Flower wants the absolute path of a certificate, and this folder may have moved.
+# Flower needs the absolute path of the certificate, and this folder may have been moved.
 mkdir -p "$FLWR_HOME"
 cat > "$FLWR_HOME/config.toml.$$" <<END
 {connection}

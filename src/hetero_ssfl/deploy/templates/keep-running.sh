@@ -1,12 +1,12 @@
-# Read by the scripts beside it. FLOWER_BIN names the folder of Flower's programs if they are not on the PATH.
+# The scripts in this folder source this file. FLOWER_BIN names the folder of Flower's programs if they are not on the PATH.
 [ -z "${{FLOWER_BIN:-}}" ] || PATH="$FLOWER_BIN:$PATH"
 FLWR_HOME="$here/flower-home"
 export PATH FLWR_HOME
 {environment}
 cd "$here"
 
-# Start a program again whenever it ends, until this script is stopped. After a crash the SuperLink refuses a node
-# until its heartbeat has lapsed, about a minute later: the pause and another try are all it takes.
+# Restart a program whenever it ends, until this script is stopped. After a crash, the SuperLink refuses a node until its
+# heartbeat has expired, about a minute later. Pausing and trying again is enough.
 keep_running() {{
     child=; stopped=
     trap 'stopped=yes; [ -z "$child" ] || kill "$child" 2>/dev/null' INT TERM HUP
@@ -15,10 +15,10 @@ keep_running() {{
         child=$!
         code=0; wait "$child" || code=$?
         [ -z "$stopped" ] || break
-        echo "$1 ended with code $code; it starts again in ${{PAUSE:-10}} s. Ctrl-C ends this." >&2
+        echo "$1 ended with code $code; it starts again in ${{PAUSE:-10}} s. Press Ctrl-C to stop." >&2
         sleep "${{PAUSE:-10}}" &
         child=$!
         wait "$child" || true
     done
-    wait || true  # a program that was told to stop still puts things in order
+    wait || true  # wait for the program to shut down cleanly
 }}
