@@ -1,12 +1,12 @@
-"""Bytes per client and round at L = 5000 RAD images, against averaging a ResNet-18; target at most 1/10.
+"""Bytes per client and round at L = 5000 RAD images, compared with averaging a ResNet-18; target at most 1/10.
 
-Ours      a factor of the client's kernel up and one of the consensus down, cut to `alignment.rank` columns and sent in
-          `alignment.wire`. Both are packed and measured as they travel.
+Ours      a factor of the client's kernel up and of the consensus down, truncated to `alignment.rank` columns and sent
+          as `alignment.wire`. Both are packed and measured as they are sent.
 Averaging `fedbyol` with the networks of preset `paper`: a ResNet-18 of full width with BYOL's projector and predictor,
-          both ways. A second row leaves the heads out, as if the encoder alone were averaged.
+          up and down. A second row leaves the heads out, as if only the encoder were averaged.
 
-Fewer bytes are worth nothing if they cost accuracy. `--accuracy` trains the laptop preset, shortened, with nothing cut
-and with the same share of columns as here, for the same clients and seeds; "alone" shows how large an effect would be.
+Compression must not cost accuracy. `--accuracy` trains the laptop preset, shortened, without truncation and with the
+same fraction of columns as here, for the same clients and seeds; "alone" shows how large an effect can be.
 
     python benchmarks/bytes.py
     HETERO_SSFL_DATA=... python benchmarks/bytes.py --accuracy      # about 10 minutes of CPU, resumable
@@ -35,8 +35,8 @@ ACCURACY = RESULTS / "bytes_accuracy.json"
 
 SHORTENED = ["rounds=4", "local_epochs=3", "evaluation.every=0", "evaluation.untrained=false"]
 ARMS = {
-    "uncompressed": [],  # 480 columns of five clients on 500 images, in float32: rank 512 cuts nothing
-    "compressed": ["alignment.rank=40", "alignment.wire=float16"],  # of 500 images, as 400 of 5000
+    "uncompressed": [],  # 480 columns of five clients on 500 images, in float32: rank 512 truncates nothing
+    "compressed": ["alignment.rank=40", "alignment.wire=float16"],  # 40 columns for 500 images, like 400 for 5000
     "alone": ["method=local"],
 }
 
@@ -57,7 +57,7 @@ def uncut(config: Config) -> Any:
 
 
 def encoder_bytes(learner: Learner) -> int:
-    """Both ways, without projector and predictor."""
+    """Return the bytes sent up and down, without projector and predictor."""
     weights = shared_weights(learner, ENCODER[:1])
     return 2 * sum(content_size(pack({key: value})) for key, value in weights.items())
 
@@ -66,7 +66,7 @@ def encoder_bytes(learner: Learner) -> int:
 
 
 def measure_accuracy(root: Path, seeds: int) -> dict[str, Any]:
-    """Linear probe on the test images, which every run looks at once; the settings were fixed before."""
+    """Train all arms and probe them on the test images, which each run uses once, after its settings were fixed."""
     results: dict[str, list[Result]] = {arm: [] for arm in ARMS}
     for seed in range(seeds):
         for arm, changes in ARMS.items():
@@ -86,7 +86,7 @@ def measure_accuracy(root: Path, seeds: int) -> dict[str, Any]:
 
 
 def difference(first: list[Result], second: list[Result]) -> dict[str, Any]:
-    """Of the same client at the same seed, with a 95 % bootstrap interval."""
+    """Return the mean difference per client and seed, with a 95 % bootstrap interval."""
     pairs = [b - a for x, y in zip(first, second, strict=True) for a, b in zip(scores(x), scores(y), strict=True)]
     return {"mean": sum(pairs) / len(pairs), "interval": paired_interval(first, second, "linear_all")}
 

@@ -1,16 +1,17 @@
-"""The consensus without kernels, against dense L x L kernels: time and peak memory at L = 5000, d = 256, N = 20.
+"""The consensus without dense kernels, compared with L x L kernels: time and peak memory, L = 5000, d = 256, N = 20.
 
-The work is that of one round with one alignment step on the whole RAD: the server makes K_mean from 20 clients' shares
-(aggregate), and each client compares the kernel of its live representations with it, forward and backward (step).
+The work is one round with one alignment step on the whole RAD: the server computes K_mean from the contributions of 20
+clients (aggregate), and each client compares the kernel of its live representations with it, forward and backward
+(step).
 
-dense    shares are the kernels themselves, centred and of norm 1; the server averages them; a step is CKA of kernels
-factor   the server sketches each factor (1024 columns), sums up and cuts to 512; a step is `alignment_distance`
-sketch   `Sums` of sketches of 512 columns; a step is the same as that of a factor
+dense    contributions are kernels, centred and of norm 1; the server averages them; a step is CKA of kernels
+factor   the server sketches each factor (1024 columns), sums and truncates to 512; a step is `alignment_distance`
+sketch   `Sums` of sketches of 512 columns; a step is the same as for a factor
 
-How a client makes its share is left out on all sides. Shares and consensus are float32. Times are CPU seconds of one
-thread, medians of runs in turns; totals count one aggregate and each client's one step, or its five (one per local
-epoch, as Algorithm 1 has it). Memory is what a fresh process adds to its peak (VmHWM) after imports and a warm-up,
-the arrays it is given included: the operating system's view, so buffers of torch and the libraries count too.
+Computing a contribution is not measured. Contributions and consensus are float32. Times are CPU seconds of one thread,
+medians of alternating runs; totals count one aggregate and one step per client, or five (one per local epoch, as in
+Algorithm 1). Memory is what a new process adds to its peak (VmHWM) after imports and a warm-up, including its input
+arrays and buffers of torch and other libraries.
 
     python benchmarks/consensus.py
 """
@@ -44,8 +45,8 @@ class Size(NamedTuple):
 # --- the work ---------------------------------------------------------------------------------------
 
 
-def share(side: str, size: Size, client: int) -> Tensor:
-    """Of a made-up client at the scale of a real one; clients have much in common, as real ones do."""
+def contribution(side: str, size: Size, client: int) -> Tensor:
+    """Return a synthetic contribution of realistic size; clients have much in common, like real ones."""
     common = torch.randn(size.rows, size.width, generator=rng_for(0, "common")) / torch.arange(1, size.width + 1).sqrt()
     mixing = torch.randn(size.width, size.width, generator=rng_for(0, "mixing", client))
     a = common @ mixing + torch.randn(size.rows, size.width, generator=rng_for(0, "own", client))
@@ -56,21 +57,21 @@ def share(side: str, size: Size, client: int) -> Tensor:
     return a if side == "factor" else a @ (a.T @ sketching_matrix(size.rows, size.rank, 0).float())
 
 
-def aggregate(side: str, shares: list[Tensor], size: Size) -> Tensor:
-    weights = [1.0] * len(shares)
+def aggregate(side: str, contributions: list[Tensor], size: Size) -> Tensor:
+    weights = [1.0] * len(contributions)
     if side == "dense":
-        mean = torch.zeros_like(shares[0])
-        for kernel, weight in zip(shares, weights, strict=True):
-            mean.add_(kernel, alpha=weight / sum(weights))  # in place: the least memory a dense server can do with
+        mean = torch.zeros_like(contributions[0])
+        for kernel, weight in zip(contributions, weights, strict=True):
+            mean.add_(kernel, alpha=weight / sum(weights))  # in place: the least memory that a dense server needs
         return mean
     sums, omega = Sums(), sketching_matrix(size.rows, size.rank * (SPARE if side == "factor" else 1), 0)
-    for share, weight in zip(shares, weights, strict=True):
-        sums = sums.plus(weight, sketch(share, omega) if side == "factor" else share, 1.0)
+    for sent, weight in zip(contributions, weights, strict=True):
+        sums = sums.plus(weight, sketch(sent, omega) if side == "factor" else sent, 1.0)
     return sums.consensus(omega, SINGLE, size.rank).factor
 
 
 def step(side: str, live: Tensor, consensus: Tensor) -> Tensor:
-    """The gradient of 1 - CKA with respect to the live representations."""
+    """Return the gradient of 1 - CKA with respect to the live representations."""
     live = live.detach().requires_grad_()
     if side == "dense":
         loss = 1 - cka(centre(live @ live.T), consensus)
@@ -82,7 +83,7 @@ def step(side: str, live: Tensor, consensus: Tensor) -> Tensor:
 
 
 def consensus_of_shape(side: str, size: Size) -> Tensor:
-    """A stand-in, for a client that is handed one."""
+    """Return a random consensus of the right shape."""
     columns = size.rows if side == "dense" else size.rank
     return torch.randn(size.rows, columns, generator=rng_for(0, "consensus"))
 
@@ -91,7 +92,7 @@ def consensus_of_shape(side: str, size: Size) -> Tensor:
 
 
 def peak_megabytes(side: str, part: str, size: Size) -> float:
-    """What a fresh process adds to its peak; making the shares is not counted, holding them is."""
+    """Return what a new process adds to its peak memory, including the contributions but not computing them."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_peak, side, part, size).result()
 
@@ -99,7 +100,7 @@ def peak_megabytes(side: str, part: str, size: Size) -> float:
 def _peak(side: str, part: str, size: Size) -> float:
     torch.set_num_threads(1)
     small = Size(64, 8, 2, 16)
-    step(side, torch.randn(64, 8), aggregate(side, [share(side, small, k) for k in range(2)], small))  # warm libraries
+    step(side, torch.randn(64, 8), aggregate(side, [contribution(side, small, k) for k in range(2)], small))  # warm-up
     before = peak_memory()
     if part == "aggregate":
         columns = {"dense": size.rows, "factor": size.width, "sketch": size.rank}[side]
@@ -117,19 +118,19 @@ def times(size: Size, repeats: int) -> dict[str, float]:
     live = torch.randn(size.rows, size.width, generator=rng_for(0, "live"))
     work: dict[str, Callable[[], float]] = {}
     for side in SIDES:
-        shares = [share(side, size, k) for k in range(size.clients)]
-        mean = aggregate(side, shares, size)
-        work[f"{side} aggregate"] = partial(cpu_seconds, partial(aggregate, side, shares, size))
+        sent = [contribution(side, size, k) for k in range(size.clients)]
+        mean = aggregate(side, sent, size)
+        work[f"{side} aggregate"] = partial(cpu_seconds, partial(aggregate, side, sent, size))
         work[f"{side} step"] = partial(cpu_seconds, partial(step, side, live, mean))
     return medians(alternate(work, repeats))
 
 
 def largest_difference(size: Size) -> float:
-    """Between the dense gradient and that of a factor that was not cut, as a share of the gradient's norm."""
+    """Return the difference between the gradients of dense and untruncated factor form, relative to the norm."""
     exact = size._replace(rank=size.width * size.clients)
     live = torch.randn(size.rows, size.width, generator=rng_for(0, "live"))
     wanted, found = (
-        step(side, live, aggregate(side, [share(side, exact, k) for k in range(size.clients)], exact))
+        step(side, live, aggregate(side, [contribution(side, exact, k) for k in range(size.clients)], exact))
         for side in ("dense", "factor")
     )
     return float((wanted - found).norm() / wanted.norm())
@@ -138,7 +139,7 @@ def largest_difference(size: Size) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="small and once, nothing written: does it run?")
+    parser.add_argument("--quick", action="store_true", help="run a small case once, without writing results")
     options = parser.parse_args()
     size, repeats = (Size(500, 32, 5, 64), 1) if options.quick else (Size(), options.repeats)
     apart = largest_difference(Size(400, 16, 5, 0))

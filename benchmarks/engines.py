@@ -1,11 +1,11 @@
-"""What a round costs beside training: our worker processes against Flower's Simulation Engine (Ray).
+"""The overhead of a round besides training: our worker processes compared with Flower's Simulation Engine (Ray).
 
-The same ServerApp loop and the same ClientApp carry 100 clients, 10 of them in each round, on as many workers or actors
-as there are cores. Training is one step on a handful of images; networks are of a real size, so that moving and keeping
-a client's state is part of it. A round lasts from one `begin` to the next, so that saving counts; the first rounds,
-in which processes start and caches fill, do not.
+The same ServerApp loop and ClientApp run 100 clients, 10 in each round, on as many workers or actors as there are
+cores. Training is one step on a few images; networks have a realistic size, so that moving and saving a client's state
+counts. A round lasts from one `begin` to the next and includes saving; the first rounds, in which processes start and
+caches fill, are not measured.
 
-overhead = round - training, where training = seconds of ten clients' local work in a warm process / workers.
+overhead = round - training, where training = seconds of the local work of ten clients in a warm process / workers.
 
     python benchmarks/engines.py
 """
@@ -39,7 +39,7 @@ Kind = Literal["in-process", "simulation"]
 
 
 class EnoughError(Exception):
-    """Raised out of a run: the rounds that are measured are over."""
+    """Raised to stop a run after the measured rounds."""
 
 
 def engine_config(kind: Kind, clients: int) -> Config:
@@ -62,7 +62,7 @@ def engine_config(kind: Kind, clients: int) -> Config:
 
 
 def rounds_of(kind: Kind, clients: int, rounds: int) -> list[float]:
-    """Seconds of each round after the warm-up."""
+    """Return the seconds of each round after the warm-up."""
     begun: list[float] = []
 
     def listen(event: Event) -> None:
@@ -80,7 +80,7 @@ def rounds_of(kind: Kind, clients: int, rounds: int) -> list[float]:
 
 
 def training_seconds(clients: int) -> float:
-    """What the local work of a round's clients takes without any engine, by one worker's thread."""
+    """Return the seconds of a round's local work on one thread, without an engine."""
 
     def listen(event: Event) -> None:
         if isinstance(event, RoundBegun) and event.round == 1:
@@ -98,7 +98,7 @@ def training_seconds(clients: int) -> float:
             cache.get(p, limit=0) for p in itertools.islice(participants(folder, open_site(folder), config), SELECTED)
         ]
         assert everyone[0].name == client_name(0)
-        method.local_update(everyone[0], down)  # the first one imports and warms up
+        method.local_update(everyone[0], down)  # warm-up
         return statistics.median(
             seconds(lambda: [method.local_update(client, down) for client in everyone]) for _ in range(5)
         )
@@ -108,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Overhead of a round: worker processes against Flower's simulation.")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="12 clients, one round, nothing written: does it run?")
+    parser.add_argument("--quick", action="store_true", help="run 12 clients for one round, without writing results")
     options = parser.parse_args()
     clients, rounds, repeats = (12, 1, 1) if options.quick else (100, options.rounds, options.repeats)
     training = training_seconds(clients) / (os.cpu_count() or 1)
@@ -122,7 +122,7 @@ def main() -> None:
 
     alternate({"in-process": lambda: measure("in-process"), "simulation": lambda: measure("simulation")}, repeats)
     ours, flowers = (statistics.median(taken[kind]) for kind in ("in-process", "simulation"))
-    floor = 0.001  # seconds: what is left of a round may be nothing
+    floor = 0.001  # seconds: the overhead may be zero
     ratio = max(flowers - training, floor) / max(ours - training, floor)
     note = f"rounds of {ours:.2f} and {flowers:.2f} s, of which {training:.2f} s are training"
     rows = [

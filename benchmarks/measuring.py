@@ -1,4 +1,4 @@
-"""What all benchmarks share: alternate the sides, take medians, print one table, keep one JSON file."""
+"""Helpers for all benchmarks: alternate the sides, take medians, print a table, write a JSON file."""
 
 import json
 import os
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a ratio against a baseline that was measured in the same run."""
+    """One row of the table: a ratio to a baseline that was measured in the same run."""
 
     what: str
     against: str
@@ -43,20 +43,20 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """Of this process, for work on one thread that never waits: other jobs on the machine then count for less."""
+    """Return CPU seconds of this process, for work on one thread. Other jobs on the machine have less influence."""
     started = time.process_time()
     work()
     return time.process_time() - started
 
 
 def peak_memory() -> float:
-    """MB this process ever held, from Linux's VmHWM: ru_maxrss would begin with what the parent had."""
+    """Return the peak memory of this process in MB, from Linux's VmHWM (ru_maxrss would include the parent's)."""
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
 
 
 def alternate(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Measure every side `repeats` times, in turns and in changing order, because a machine's speed drifts."""
+    """Measure every side `repeats` times, alternating in changing order, because a machine's speed drifts."""
     taken: dict[str, list[float]] = {name: [] for name in sides}
     for repeat in range(repeats):
         for name in sorted(sides, reverse=repeat % 2 == 1):
@@ -69,7 +69,7 @@ def medians(taken: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def publish(name: str, rows: list[Row], measured: Mapping[str, Any], write: bool = True) -> None:
-    """Print the table; keep it with what was measured and where, as results/NAME.json."""
+    """Print the table, and write it with the measurements and the machine to results/NAME.json."""
     table = Table(title=name)
     for heading in ("what", "against", "ratio", "target", ""):
         table.add_column(heading, justify="right" if heading in ("ratio", "target") else "left")

@@ -1,12 +1,12 @@
-"""What the engine costs: wall time of a run through it, divided by that of a bare PyTorch loop. One ratio; target 1.15.
+"""The overhead of the engine: wall time of a run divided by that of a bare PyTorch loop; target 1.15.
 
 A. engine  `hetero_ssfl.federation.start` with one worker and one torch thread: messages, checkpoints, events, figures.
 B. bare    one process, one torch thread, a plain loop over the same clients with the same steps and nothing else.
 
-Both start in a fresh process, open with the untrained clients' consensus (not timed) and are timed over rounds 1 to the
-last: for the engine from the moment round 1 begins to the moment the last round is on disk. Runs alternate (A B, B A,
-...), because a machine's speed drifts, and the ratio is that of the medians. At the end both must hold the same
-parameters, bit for bit: otherwise they did not do the same work.
+Both start in a new process with the consensus of the untrained clients (not timed) and are timed from round 1 to the
+last round: for the engine from the start of round 1 until the last round is saved. Runs alternate (A B, B A, ...),
+because a machine's speed drifts, and the ratio is that of the medians. At the end both must have the same parameters,
+bit for bit: otherwise they did not do the same work.
 
     python benchmarks/overhead.py
 """
@@ -41,7 +41,7 @@ States = list[dict[str, Tensor]]
 
 
 def benchmark_config(rounds: int) -> Config:
-    """cifar10 where HETERO_SSFL_DATA has it, else the built-in digits, enlarged to 16 px and in three channels."""
+    """Return a config with cifar10 if HETERO_SSFL_DATA has it, otherwise with digits at 16 px in three channels."""
     folder = os.environ.get("HETERO_SSFL_DATA")
     source, side = ("cifar10", 32) if folder and Path(folder, "cifar10").is_dir() else ("digits", 16)
     return validate(
@@ -64,7 +64,7 @@ def benchmark_config(rounds: int) -> Config:
 
 
 def run_engine(config: Config) -> tuple[float, States]:
-    """Seconds from the begin of round 1 to the first event after the last round was saved, and the clients."""
+    """Return the seconds from the start of round 1 to the first event after the last round is saved, and the states."""
     begun, ended = 0.0, 0.0
     previous: Event | None = None
 
@@ -86,22 +86,22 @@ def run_engine(config: Config) -> tuple[float, States]:
 
 
 def run_bare(config: Config) -> tuple[float, States]:
-    """The rounds as one would write them for a single experiment."""
+    """Run the rounds in a loop as written for a single experiment."""
     torch.set_num_threads(1)
     train = load_images(config.data, "train")
     split = split_training_images(config, train)
     rad = load_rad(config, train, split)
-    shares = [train.pixels[rows] for rows in split.clients]
+    parts = [train.pixels[rows] for rows in split.clients]
     shape = train.pixels.shape[1:3]
     learners = [
-        build_learner(config.model_of(k), config.ssl, *shape, config.seed, "init", k) for k in range(len(shares))
+        build_learner(config.model_of(k), config.ssl, *shape, config.seed, "init", k) for k in range(len(parts))
     ]
     factors = [rad_factor(learner, rad, config) for learner in learners]
     begun = time.perf_counter()
     for number in range(1, config.rounds + 1):
         consensus = combine(factors, [1.0] * len(factors)).factor
         for k, learner in enumerate(learners):
-            local_training(learner, f"client-{k:03d}", number, shares[k], rad, consensus, config)
+            local_training(learner, f"client-{k:03d}", number, parts[k], rad, consensus, config)
             factors[k] = rad_factor(learner, rad, config)
     return time.perf_counter() - begun, [dict(learner.state_dict()) for learner in learners]
 
@@ -139,7 +139,7 @@ def rad_factor(learner: Learner, rad: Tensor, config: Config) -> Tensor:
 
 
 def in_fresh_process(config: Config) -> tuple[float, States]:
-    """A warm process would flatter the bare loop: the engine's worker is always a new one."""
+    """Run the bare loop in a new process, because the engine's worker is always new."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(run_bare, config).result()
 
@@ -155,7 +155,7 @@ def largest_difference(one: States, other: States) -> float:
 
 
 def compare(config: Config, repeats: int) -> tuple[dict[str, list[float]], float]:
-    """Seconds of every run, by kind, and how far the final parameters are apart."""
+    """Return the seconds of every run, by kind, and the largest difference between the final parameters."""
     runs = {"engine": run_engine, "bare": in_fresh_process}
     seconds: dict[str, list[float]] = {kind: [] for kind in runs}
     finals: dict[str, States] = {}
@@ -171,7 +171,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Wall time of the engine divided by that of a bare PyTorch loop.")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="one round, one repeat, nothing written: does it run?")
+    parser.add_argument("--quick", action="store_true", help="one round, one repeat, without writing results")
     options = parser.parse_args()
     rounds, repeats = (1, 1) if options.quick else (options.rounds, options.repeats)
     config = benchmark_config(rounds)
@@ -184,7 +184,7 @@ def main() -> int:
     measured = {"seconds": seconds, "data": config.data.source, "rounds": rounds, "difference": difference}
     publish("overhead", [row], measured, write=not options.quick)
     if difference:
-        print("the two did not do the same work, so the ratio says nothing", file=sys.stderr)
+        print("the two sides did not do the same work, so the ratio is not valid", file=sys.stderr)
     return int(difference > 0)
 
 

@@ -1,8 +1,8 @@
-"""One random view of one image with PIL, as most self-supervised examples make them: the baseline of two benchmarks.
+"""Random views of single images with PIL, as in most self-supervised examples: the baseline of two benchmarks.
 
-The changes are those of `hetero_ssfl.data.random_view` with its default settings, done as torchvision does them to PIL
+The changes are those of `hetero_ssfl.data.random_view` with default settings, implemented as in torchvision for PIL
 images: a crop of random area and aspect, mirroring, brightness, contrast, saturation and hue in random order, and
-sometimes no colour.
+sometimes grayscale.
 """
 
 import math
@@ -19,7 +19,7 @@ from hetero_ssfl.data.views import MEAN, STD
 
 
 def pil_view(image: Image.Image, config: ViewsConfig) -> Tensor:
-    """The image as one random view, ready for a network."""
+    """Return a random view of the image as network input."""
     side = image.width
     image = image.resize((side, side), Image.Resampling.BILINEAR, box=random_box(side, config.crop))
     if random.random() < config.flip:
@@ -33,7 +33,7 @@ def pil_view(image: Image.Image, config: ViewsConfig) -> Tensor:
 
 
 def random_box(side: int, crop: tuple[float, float]) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom; ten attempts at an aspect that fits, as torchvision has it."""
+    """Return left, top, right and bottom. Tries ten times to find an aspect that fits, as torchvision does."""
     for _ in range(10):
         area = side * side * random.uniform(*crop)
         ratio = math.exp(random.uniform(-math.log(4 / 3), math.log(4 / 3)))

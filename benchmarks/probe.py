@@ -1,8 +1,9 @@
-"""The linear probe, against the same classifier trained from a torch DataLoader.
+"""The linear probe, compared with the same classifier trained from a torch DataLoader.
 
-20,000 x 512 made-up features of 10 classes, 100 epochs of Adam (lr 0.003, batch 512), one torch thread. The loader is
-the obvious one: `DataLoader(TensorDataset(x, y), batch, shuffle=True)` with all else at its default. Both sides are
-given standardised features and must reach the same test accuracy within 0.2 points. CPU seconds, in turns, medians.
+20,000 x 512 synthetic features of 10 classes, 100 epochs of Adam (lr 0.003, batch 512), one torch thread. The loader is
+the usual one: `DataLoader(TensorDataset(x, y), batch, shuffle=True)` with other arguments at their defaults. Both sides
+get standardised features and must reach the same test accuracy within 0.2 points. Times are medians of CPU seconds of
+alternating runs.
 
     python benchmarks/probe.py
 """
@@ -23,7 +24,7 @@ from hetero_ssfl.evaluation import Labeled, linear_probe
 from hetero_ssfl.seeding import global_seed, rng_for
 
 CLASSES, WIDTH = 10, 512
-OVERLAP = 0.12  # size of the class centres, in deviations of a feature: linear classifiers get about 80 % right
+OVERLAP = 0.12  # scale of the class centres, in standard deviations: linear classifiers get about 80 % right
 CLOSE = 0.2  # points of accuracy
 
 
@@ -50,7 +51,7 @@ def with_loader(train: Labeled, test_x: Tensor, config: EvaluationConfig, seed: 
 
 
 def bare_step(train: Labeled, config: EvaluationConfig) -> float:
-    """Seconds of what no step can do without: fetch a batch, and its two products (scores and gradient)."""
+    """Return the seconds of the minimum work of a step: fetch a batch, and two products (scores and gradient)."""
     weight, buffer = torch.randn(CLASSES, WIDTH), torch.empty(config.batch, WIDTH)
     order = torch.randperm(len(train.x)).split(config.batch)[:-1]
 
@@ -65,7 +66,7 @@ def bare_step(train: Labeled, config: EvaluationConfig) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="two epochs, once, nothing written: does it run?")
+    parser.add_argument("--quick", action="store_true", help="two epochs, one repeat, without writing results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     config = EvaluationConfig(epochs=2 if options.quick else 100, standardize=False)

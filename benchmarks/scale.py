@@ -1,10 +1,9 @@
-"""10, 100 and 1000 clients on one machine, 10 of them in each round: what grows with those that are idle?
+"""The cost of idle clients: 10, 100 and 1000 clients on one machine, 10 of them in each round.
 
-Each client holds the same number of images, so that a round is the same work whatever the number of clients. Everybody
-has a state on disk, as after a first round (a client's very first takes 30 ms more, for building its networks).
-Measured over the rounds after the first: seconds from one `begin` to the next, bytes sent and received, the largest
-memory of server, fork server and workers together (PSS: what they share counts once), and where the server's
-own time went.
+Each client has the same number of images, so that a round is the same work for any number of clients. Every client has
+a state on disk, as after its first round (which takes 30 ms more, for building the networks). Measured over the rounds
+after the first: seconds from one `begin` to the next, bytes sent and received, the peak memory of server, fork server
+and workers together (PSS: shared memory counts once), and the time of the server's steps.
 
     python benchmarks/scale.py
 """
@@ -37,11 +36,11 @@ from hetero_ssfl.methods.hetero import HeteroSSFL
 
 SELECTED = 10
 RAD = 64
-MEMORY_MB = 32  # of clients in each worker
+MEMORY_MB = 32  # for clients in each worker
 
 
 class EnoughError(Exception):
-    """Raised out of a run: the rounds that are measured are over."""
+    """Raised to stop a run after the measured rounds."""
 
 
 def scale_config(source: Path, clients: int, rad: int, images: int) -> Config:
@@ -64,7 +63,7 @@ def scale_config(source: Path, clients: int, rad: int, images: int) -> Config:
 
 
 def write_images(folder: Path, count: int) -> Path:
-    """Noise as one table of PNG files; a fifth is kept for testing by the program itself."""
+    """Write noise as one table of PNG files; the program itself reserves a fifth for testing."""
     from datasets import Dataset, Features
     from datasets import Image as ImageColumn
 
@@ -74,11 +73,11 @@ def write_images(folder: Path, count: int) -> Path:
     return folder
 
 
-# --- what is measured ---------------------------------------------------------------------------------
+# --- measurements -------------------------------------------------------------------------------------
 
 
 class Memory(threading.Thread):
-    """The largest sum of memory over this process and all that come from it, in MB."""
+    """Records the peak of the total memory of this process and its descendants, in MB."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -90,7 +89,7 @@ class Memory(threading.Thread):
 
 
 def _family() -> set[int]:
-    """Processes by /proc: this one, its children, theirs."""
+    """Return the ids of this process and all its descendants, from /proc."""
     parents = {}
     for entry in os.listdir("/proc"):
         try:
@@ -105,7 +104,7 @@ def _family() -> set[int]:
 
 
 def _resident_mb(process: int) -> float:
-    """Memory of a process, what it shares with others divided among them (PSS): forked workers share the libraries."""
+    """Return the memory of a process with shared memory divided among its users (PSS), because workers are forked."""
     try:
         lines = Path("/proc", str(process), "smaps_rollup").read_text().splitlines()
     except OSError:
@@ -114,7 +113,7 @@ def _resident_mb(process: int) -> float:
 
 
 def give_states(run: Path, clients: int) -> None:
-    """As if everybody had trained before: those who have not yet get a state of round 1 that is another's."""
+    """Give every client without a state another client's state of round 1, as if all had trained before."""
     written = next(run.glob("clients/*/round-000001.safetensors"))
     for number in range(clients):
         states = run / "clients" / client_name(number)
@@ -125,7 +124,7 @@ def give_states(run: Path, clients: int) -> None:
 
 @contextmanager
 def timed(owner: Any, name: str, spent: dict[str, float]) -> Iterator[None]:
-    """Add up the seconds of one method."""
+    """Add up the seconds spent in one method."""
     whole: Callable[..., Any] = getattr(owner, name)
 
     def measured(*arguments: Any) -> Any:
@@ -144,7 +143,7 @@ def measure(source: Path, clients: int, rad: int, images: int, rounds: int) -> d
     spent: dict[str, float] = {}
 
     def listen(event: Event) -> None:
-        if isinstance(event, RoundBegun) and event.round >= 2:  # in round 1 the selected are new to every cache
+        if isinstance(event, RoundBegun) and event.round >= 2:  # in round 1 all caches are empty
             if not begun:
                 spent.clear()
                 give_states(run, clients)
@@ -188,11 +187,11 @@ def measure(source: Path, clients: int, rad: int, images: int, rounds: int) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What grows with the number of idle clients.")
+    parser = argparse.ArgumentParser(description="The cost of idle clients.")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--rad", type=int, default=RAD, help="images of the RAD")
     parser.add_argument("--images", type=int, default=64, help="images of a client")
-    parser.add_argument("--quick", action="store_true", help="10 and 20 clients, one round, nothing written")
+    parser.add_argument("--quick", action="store_true", help="10 and 20 clients, one round, without writing results")
     options = parser.parse_args()
     sizes, rounds = ([10, 20], 1) if options.quick else ([10, 100, 1000], options.rounds)
     with (

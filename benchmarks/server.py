@@ -1,11 +1,11 @@
-"""What a round costs the server with 10 to 1000 clients: time by those who take part, memory by those who do not.
+"""The server's cost of a round with 10 to 1000 clients: time per selected client, and memory for idle clients.
 
-Measured is what `hetero-ssfl` does with the replies of a round: check each, aggregate, describe the consensus, save the
-state and make one broadcast. L = 1000 RAD images, factors of 64 columns, sketches and consensus of 128. Each case runs
-in a fresh process: time is CPU seconds on one thread, the median of three rounds after the first, in which all clients
-are new; memory is what these rounds add to the peak (VmHWM) after imports and a small warm-up.
+The benchmark measures the server's work on the replies of a round: check each, aggregate, describe the consensus, save
+the state and make one broadcast. L = 1000 RAD images, factors of 64 columns, sketches and consensus of 128. Each case
+runs in a new process: time is CPU seconds on one thread, the median of three rounds after the first, in which all
+clients are new; memory is what these rounds add to the peak (VmHWM) after imports and a small warm-up.
 
-all selected   10 to 1000 clients, and every one replies: time per client
+all selected   10 to 1000 clients, all reply: time per client
 10 selected    10 to 1000 clients, of which 10 reply in each round: time and memory of a round
 
     python benchmarks/server.py
@@ -57,7 +57,7 @@ def configured(case: Case) -> Config:
     )
 
 
-def share(case: Case, omega: Tensor, *scope: int) -> dict[str, Tensor]:
+def contribution(case: Case, omega: Tensor, *scope: int) -> dict[str, Tensor]:
     a = torch.randn(case.rows, WIDTH, generator=rng_for(0, *scope))
     a = a / (a.T @ a).norm().sqrt()
     wire = getattr(torch, case.wire)
@@ -67,20 +67,20 @@ def share(case: Case, omega: Tensor, *scope: int) -> dict[str, Tensor]:
 
 
 class Server:
-    """A method's state and its folder, round after round."""
+    """A method with its state and its folder."""
 
     def __init__(self, case: Case, folder: Path) -> None:
         self.case, self.folder, self.method = case, RunFolder(folder), HeteroSSFL(configured(case))
         self.state = ServerState(-1, tuple(f"client-{k:04d}" for k in range(case.clients)))
-        for few in torch.arange(case.clients).split(SELECTED):  # a thousand at once would be the peak themselves
+        for few in torch.arange(case.clients).split(SELECTED):  # a thousand at once would dominate the peak
             self.play(few.tolist())
 
     def replies(self, clients: Sequence[int]) -> dict[str, Update]:
         names, number = self.state.roster, self.state.round
-        return {names[k]: Update(1, share(self.case, self.method.kernels.omega(), k, number)) for k in clients}
+        return {names[k]: Update(1, contribution(self.case, self.method.kernels.omega(), k, number)) for k in clients}
 
     def play(self, clients: Sequence[int]) -> float:
-        """CPU seconds of a round, from the replies to the next broadcast."""
+        """Return the CPU seconds of a round, from the replies to the next broadcast."""
         updates = self.replies(clients)
         return cpu_seconds(lambda: self.round(updates))
 
@@ -95,7 +95,7 @@ class Server:
 
 
 def measure(case: Case, repeats: int) -> dict[str, float]:
-    """CPU seconds and MB of a round, in a fresh process."""
+    """Return the CPU seconds and MB of a round, measured in a new process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_measure, case, repeats).result()
 
@@ -103,7 +103,7 @@ def measure(case: Case, repeats: int) -> dict[str, float]:
 def _measure(case: Case, repeats: int) -> dict[str, float]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        Server(case._replace(clients=3, rows=100), Path(scratch, "warm"))  # loads what the libraries load once
+        Server(case._replace(clients=3, rows=100), Path(scratch, "warm"))  # warm-up of the libraries
         before, server = peak_memory(), Server(case, Path(scratch, "run"))
         taken = [server.play(range(case.selected)) for _ in range(repeats)]
         return {"seconds": median(taken), "megabytes": max(0.1, peak_memory() - before)}
@@ -112,8 +112,8 @@ def _measure(case: Case, repeats: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="10 and 30 clients, once, nothing written: does it run?")
-    parser.add_argument("--large", action="store_true", help="one large case, printed and not kept")
+    parser.add_argument("--quick", action="store_true", help="10 and 30 clients, one repeat, without writing results")
+    parser.add_argument("--large", action="store_true", help="one large case, printed but not saved")
     options = parser.parse_args()
     if options.large:
         found = measure(Case("sketch", 20, SELECTED, 50_000, 256, "float16"), 2)

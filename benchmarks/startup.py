@@ -1,10 +1,10 @@
-"""How long one waits before anything happens, against what nobody can avoid: importing torch in a new process.
+"""Startup time, compared with the minimum: importing torch in a new process.
 
 A. help    `hetero-ssfl --help`, from start to end of the process;
-B. run     `hetero-ssfl run smoke`, from the start of the process until round 1 is sent to the workers, the moment of
-           the first training step: data, workers, the opening round and the first validation lie before it;
+B. run     `hetero-ssfl run smoke`, from the start of the process until round 1 is sent to the workers, when the first
+           training step begins: it includes loading data, starting workers, the opening and the first validation;
 C. torch   `python -c "import torch"`;
-D. step    torch and one step of an optimiser, which imports torch's compiler: no training begins sooner.
+D. step    torch and one step of an optimiser, which imports torch's compiler: the minimum for any training.
 
     python benchmarks/startup.py
 """
@@ -29,7 +29,7 @@ def finish(command: list[str]) -> float:
 
 
 def until_training() -> float:
-    """Seconds until status.json says that round 1 is being trained; the run is then stopped."""
+    """Return the seconds until status.json reports training in round 1, then stop the run."""
     with tempfile.TemporaryDirectory() as scratch:
         status = Path(scratch, "run", "status.json")
         started = time.perf_counter()
@@ -55,9 +55,9 @@ def trains(status: Path) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time until something happens, against `import torch`.")
+    parser = argparse.ArgumentParser(description="Startup time, compared with `import torch`.")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="one repeat, nothing written: does it run?")
+    parser.add_argument("--quick", action="store_true", help="one repeat, without writing results")
     options = parser.parse_args()
     sides = {
         "torch": lambda: finish([sys.executable, "-c", "import torch"]),
@@ -65,7 +65,7 @@ def main() -> None:
         "help": lambda: finish([PROGRAM, "--help"]),
         "run": until_training,
     }
-    alternate(sides, 1)  # from now on every file is in the page cache
+    alternate(sides, 1)  # fills the page cache
     taken = alternate(sides, 1 if options.quick else options.repeats)
     middle = medians(taken)
     rows = [

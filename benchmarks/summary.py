@@ -1,4 +1,4 @@
-"""All that the benchmarks wrote last, as one table in Markdown: the one in docs/performance.md.
+"""Print the latest results of all benchmarks as a Markdown table, as in docs/performance.md.
 
 python benchmarks/summary.py
 """

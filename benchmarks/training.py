@@ -1,12 +1,12 @@
-"""Local training of BYOL: images per second of `hetero_ssfl.training.train` against two other loops.
+"""Local training of BYOL: images per second of `hetero_ssfl.training.train` compared with two other loops.
 
-    ours     two clients in two worker processes with one torch thread each, through `train`, as the engine runs them
+    ours     two clients in two worker processes with one torch thread each, with `train`, as in the engine
     obvious  one process with torch's default threads and memory format, PIL transforms in a DataLoader: target 1.5 x.
-             With and without loader processes; the faster one counts.
-    limit    as ours (allocator included), but a bare loop on views made beforehand, so only networks: target 0.92 x
+             Measured with and without loader processes; the faster one counts.
+    limit    as ours (including the allocator), but a bare loop on precomputed views, so only networks: target 0.92 x
 
-All train the same networks (width 16, 32 px, batch 128) on images in memory; one step of warming up is not timed.
-Processes stay alive between repeats. Sides alternate and the ratios are those of medians.
+All train the same networks (width 16, 32 px, batch 128) on images in memory; one warm-up step is not timed.
+Processes stay alive between repeats. Sides alternate, and ratios are those of medians.
 
     python benchmarks/training.py
 """
@@ -39,7 +39,7 @@ BATCH, SIDE, PROCESSES, VIEWS = 128, 32, 2, ViewsConfig()
 
 @dataclass(frozen=True)
 class Task:
-    """What one process does: so many steps of one model."""
+    """The work of one process: a number of steps of one model."""
 
     model: str
     steps: int
@@ -63,7 +63,7 @@ def noise(count: int) -> Tensor:
 
 
 def ours(task: Task) -> float:
-    """Images per second of one worker."""
+    """Return the images per second of one worker."""
     torch.set_num_threads(1)
     config, pixels = task.config(), noise(task.images)
     client = TrainingClient("client", config, learner_of(config), pixels[: task.batch], rad=pixels[:0])
@@ -73,7 +73,7 @@ def ours(task: Task) -> float:
 
 
 def limit(task: Task) -> float:
-    """Images per second of one worker whose views cost nothing."""
+    """Return the images per second of one worker with precomputed views."""
     torch.set_num_threads(1)
     config = task.config()
     learner, rng = learner_of(config), rng_for(0, "views")
@@ -104,7 +104,7 @@ class TwoViews(Dataset[tuple[Tensor, Tensor]]):
 
 
 def obvious(task: Task, loaders: int) -> float:
-    """Images per second of the loop one would write first."""
+    """Return the images per second of a straightforward training loop."""
     learner = learner_of(task.config()).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     sgd = torch.optim.SGD(learner.trainable(), lr=0.032, momentum=0.9, weight_decay=5e-4)
     loader = DataLoader(TwoViews(noise(task.images + task.batch)), task.batch, shuffle=True, num_workers=loaders)
@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Images per second of local training.")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one step of 8 images, nothing written: does it run?")
+    parser.add_argument("--quick", action="store_true", help="one step of 8 images, without writing results")
     options = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
     workers_of_ours = ProcessPoolExecutor(PROCESSES, spawn, initializer=keep_freed_memory)
@@ -144,7 +144,7 @@ def main() -> None:
 def measure(
     task: Task, repeats: int, workers: ProcessPoolExecutor, single: ProcessPoolExecutor
 ) -> dict[str, list[float]]:
-    """Images per second of all processes of a side together, for every repeat."""
+    """Return the images per second of all processes of a side together, for every repeat."""
     sides: dict[str, Callable[[], float]] = {
         "ours": lambda: sum(workers.map(ours, [task] * PROCESSES)),
         "limit": lambda: sum(workers.map(limit, [task] * PROCESSES)),

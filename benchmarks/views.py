@@ -1,10 +1,10 @@
-"""Two random views of every image of a batch: images per second of `random_view` against two other ways to make them.
+"""Two random views of every image of a batch: images per second of `random_view` compared with two alternatives.
 
     pil     one image at a time with PIL, as in benchmarks/per_image.py: target 8 x
-    kornia  a batch at a time with kornia's modules, its crop in the faster of its two modes: target 2 x
+    kornia  a batch at a time with kornia's modules, with the faster of its two cropping modes: target 2 x
 
-All begin with the same uint8 images of 32 px in memory, make the same changes (crop, flip, colour jitter, grayscale)
-and end with two batches of network input; all use one torch thread.
+All start with the same uint8 images of 32 px in memory, make the same changes (crop, flip, colour jitter, grayscale)
+and return two batches of network input, on one torch thread.
 
     python benchmarks/views.py
 """
@@ -56,18 +56,18 @@ def kornia(cropping: str, pixels: Tensor) -> Callable[[], object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Images per second of two-view augmentation.")
     parser.add_argument("--repeats", type=int, default=31)
-    parser.add_argument("--quick", action="store_true", help="two repeats, nothing written: does it run?")
+    parser.add_argument("--quick", action="store_true", help="two repeats, without writing results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     ways = {"random_view": batched, "pil": pil}
     if importlib.util.find_spec("kornia"):
         ways |= {f"kornia, {cropping}": partial(kornia, cropping) for cropping in ("slice", "resample")}
     else:
-        print(f"kornia is not installed, so its row is left out. To have it: {INSTALL}")
+        print(f"kornia is not installed, so its row is left out. To install it: {INSTALL}")
     pixels = torch.randint(0, 256, (BATCH, 3, SIDE, SIDE), generator=rng_for(0, "pixels"), dtype=torch.uint8)
     works = {name: way(pixels) for name, way in ways.items()}
     for work in works.values():
-        work()  # a first call allocates and compiles
+        work()  # the first call allocates and compiles
     sides = {name: partial(images_per_second, work) for name, work in works.items()}
     rates = medians(alternate(sides, 2 if options.quick else options.repeats))
     publish("views", compare(rates), {"images_per_second": rates, "batch": BATCH, "side": SIDE}, not options.quick)

@@ -1,12 +1,12 @@
-"""Hetero-SSFL in a Flower project of one's own: the ServerApp takes another Strategy, the ClientApp adds one term.
+"""Hetero-SSFL in your own Flower project: the ServerApp uses another Strategy, the ClientApp adds one loss term.
 
-Two nodes with unlike networks classify digits, five classes each. Besides its own loss each minimises 1 - CKA between
-its kernel on 64 shared images and the mean kernel; in the end both see those images alike.
+Two nodes with different networks classify digits, five classes each. Besides its own loss, each node minimises 1 - CKA
+between its kernel on 64 shared images and the mean kernel; in the end both have similar kernels.
 
     python examples/flower_project.py --mu 1      (and 0, to compare)
 
-`pip install 'hetero-ssfl[simulation]'` brings Flower's Simulation Engine, which this runs on; the two apps are those
-that `flwr run` would start on SuperNodes.
+It needs Flower's Simulation Engine: `pip install 'hetero-ssfl[simulation]'`. The same two apps can be started with
+`flwr run` on SuperNodes.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def encoder(node: int) -> nn.Sequential:
-    """Each node has its own architecture; nobody else ever sees it."""
+    """Return the network of a node. Each node has its own architecture, which is never sent."""
     torch.manual_seed(node)
     if node == 0:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 24))
@@ -51,7 +51,7 @@ def train(message: Message, context: Context) -> Message:
     network = encoder(node)
     head = nn.Linear(network(shared[:1]).shape[1], 10)
     model = nn.ModuleList([network, head])
-    if "model" in context.state:  # Flower keeps it on the node
+    if "model" in context.state:  # Flower keeps the state on the node
         model.load_state_dict(context.state.array_records["model"].to_torch_state_dict())
     wanted = (
         message.content.array_records["arrays"].to_torch_state_dict().get("factor")
@@ -67,9 +67,9 @@ def train(message: Message, context: Context) -> Message:
             optimiser.step()
     context.state["model"] = ArrayRecord(model.state_dict())
     with torch.no_grad():
-        share = client_factor(network(shared), ALIGNMENT)
+        factor = client_factor(network(shared), ALIGNMENT)
     figures = MetricRecord({"num-examples": len(images), "loss": float(loss.detach())})
-    return Message(RecordDict({"arrays": ArrayRecord({"factor": share}), "metrics": figures}), reply_to=message)
+    return Message(RecordDict({"arrays": ArrayRecord({"factor": factor}), "metrics": figures}), reply_to=message)
 
 
 def server_app(mu: float) -> ServerApp:
@@ -79,7 +79,7 @@ def server_app(mu: float) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         strategy = HeteroSSFLStrategy(SHARED, ALIGNMENT, fraction_evaluate=0.0)
         strategy.start(grid, ArrayRecord(), ROUNDS, train_config=ConfigRecord({"mu": mu}))
-        kernels = [share["factor"] for share in strategy.state.clients.values()]
+        kernels = [sent["factor"] for sent in strategy.state.clients.values()]
         print(f"mutual CKA after {ROUNDS} rounds with mu = {mu:g}: {float(mutual_cka(kernels)[0, 1]):.3f}")
 
     return app

@@ -13,6 +13,8 @@ the untrained clients. Each round:
 With mu = 0 the same code is every client alone. Run it: python examples/one_page.py (half a minute on one core).
 """
 
+from __future__ import annotations  # the round comes first, the networks after it
+
 import copy
 
 import torch
@@ -22,6 +24,91 @@ from torch import Generator, Tensor, nn
 
 ROUNDS, EPOCHS, BATCH, RAD_BATCH = 10, 5, 64, 128
 MU, EMA, LR, MOMENTUM, WEIGHT_DECAY = 4.0, 0.99, 0.05, 0.9, 5e-4
+
+
+def federation(clients: list[Networks], images: list[Tensor], rad: Tensor, mu: float) -> None:
+    """All rounds. Weights w_j are equal."""
+    weights = [1 / len(clients)] * len(clients)
+    rng = [torch.Generator().manual_seed(k) for k in range(len(clients))]
+    b = consensus([rad_factor(net, rad) for net in clients], weights)
+    for _ in range(ROUNDS):
+        for k, net in enumerate(clients):
+            local_training(net, images[k], rad, b, mu, rng[k])
+        b = consensus([rad_factor(net, rad) for net in clients], weights)
+
+
+def local_training(net: Networks, images: Tensor, rad: Tensor, b: Tensor, mu: float, rng: Generator) -> None:
+    """Step 2: E epochs over the client's own images."""
+    optimiser = sgd(net.train())
+    for _ in range(EPOCHS):
+        for batch in torch.randperm(len(images), generator=rng).split(BATCH):
+            if len(batch) == BATCH:
+                views = random_view(images[batch], rng), random_view(images[batch], rng)
+                rows = torch.randperm(len(rad), generator=rng)[:RAD_BATCH]
+                training_step(net, optimiser, local_loss(net, views, random_view(rad[rows], rng), b[rows], mu))
+
+
+def local_loss(net: Networks, views: tuple[Tensor, Tensor], rad_views: Tensor, wanted: Tensor, mu: float) -> Tensor:
+    """L_byol + mu * (1 - CKA(K_k, K_mean)); `wanted` holds the rows of B that belong to `rad_views`."""
+    loss = byol_loss(net, *views)
+    return loss + mu * (1 - cka(F.normalize(net.encoder(rad_views), dim=1), wanted)) if mu else loss
+
+
+def byol_loss(net: Networks, view_1: Tensor, view_2: Tensor) -> Tensor:
+    """Predict the target's output for one view from the other view, both ways: 2 - 2 cos each."""
+    loss = torch.zeros(())
+    for seen, hidden in ((view_1, view_2), (view_2, view_1)):
+        prediction = net.predictor(net.projector(net.encoder(seen)))
+        loss = loss + 2 - 2 * F.cosine_similarity(prediction, net.target(hidden), dim=1).mean()
+    return loss
+
+
+def cka(a: Tensor, b: Tensor) -> Tensor:
+    """Linear CKA of the kernels A A^T and B B^T, from their factors: <K, K'> = ||A^T B||^2."""
+    a, b = a - a.mean(0), b - b.mean(0)
+    return (a.T @ b).square().sum() / ((a.T @ a).norm() * (b.T @ b).norm()).clamp_min(1e-12)
+
+
+def rad_factor(net: Networks, rad: Tensor) -> Tensor:
+    """Step 3: a factor of the client's kernel on the whole, unchanged RAD."""
+    return factor(encode(net, rad))
+
+
+def factor(representations: Tensor) -> Tensor:
+    """What a client sends: A with A A^T = K^(1/2) / ||K^(1/2)||, K the centred kernel of rows of length 1.
+
+    The root (singular values to the power 0.5) raises weak directions, so that the few strongest do not drown them;
+    the norm makes clients count alike whatever the scale and width of their features.
+    """
+    a = F.normalize(representations.double(), dim=1)
+    u, s, _ = torch.linalg.svd(a - a.mean(0), full_matrices=False)
+    return (u * (s / s.norm()).sqrt()).float()
+
+
+def consensus(factors: list[Tensor], weights: list[float]) -> Tensor:
+    """B = [sqrt(w_1) A_1 | ...], so that B B^T = sum_j w_j K_j: no kernel is ever written out."""
+    return torch.cat([w**0.5 * a for a, w in zip(factors, weights, strict=True)], dim=1)
+
+
+def training_step(net: Networks, optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """SGD on W^o and W^p; W^t follows."""
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+    net.move_target()
+
+
+def sgd(net: Networks) -> torch.optim.Optimizer:
+    online = [p for p in net.parameters() if p.requires_grad]
+    return torch.optim.SGD(online, lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+
+
+def random_view(images: Tensor, rng: Generator) -> Tensor:
+    """Each image turned, slanted, stretched and shifted a little, brighter or darker."""
+    maps = torch.eye(2, 3) + (torch.rand(len(images), 2, 3, generator=rng) - 0.5) * torch.tensor([0.5, 0.5, 0.4])
+    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
+    brightness = 0.7 + 0.6 * torch.rand(len(images), 1, 1, 1, generator=rng)
+    return F.grid_sample(images, grid, align_corners=False) * brightness
 
 
 class Networks(nn.Module):
@@ -56,91 +143,6 @@ def different_encoders() -> dict[str, Networks]:
         "flat CNN": Networks(nn.Sequential(*conv(1, 24, 1), *conv(24, 48, 2), nn.AvgPool2d(2), nn.Flatten()), 192),
         "MLP": Networks(nn.Sequential(*dense), 96),
     }
-
-
-def byol_loss(net: Networks, view_1: Tensor, view_2: Tensor) -> Tensor:
-    """Predict the target's output for one view from the other view, both ways: 2 - 2 cos each."""
-    loss = torch.zeros(())
-    for seen, hidden in ((view_1, view_2), (view_2, view_1)):
-        prediction = net.predictor(net.projector(net.encoder(seen)))
-        loss = loss + 2 - 2 * F.cosine_similarity(prediction, net.target(hidden), dim=1).mean()
-    return loss
-
-
-def cka(a: Tensor, b: Tensor) -> Tensor:
-    """Linear CKA of the kernels A A^T and B B^T, from their factors: <K, K'> = ||A^T B||^2."""
-    a, b = a - a.mean(0), b - b.mean(0)
-    return (a.T @ b).square().sum() / ((a.T @ a).norm() * (b.T @ b).norm()).clamp_min(1e-12)
-
-
-def factor(representations: Tensor) -> Tensor:
-    """What a client sends: A with A A^T = K^(1/2) / ||K^(1/2)||, K the centred kernel of rows of length 1.
-
-    The root (singular values to the power 0.5) raises weak directions, so that the few strongest do not drown them;
-    the norm makes clients count alike whatever the scale and width of their features.
-    """
-    a = F.normalize(representations.double(), dim=1)
-    u, s, _ = torch.linalg.svd(a - a.mean(0), full_matrices=False)
-    return (u * (s / s.norm()).sqrt()).float()
-
-
-def consensus(factors: list[Tensor], weights: list[float]) -> Tensor:
-    """B = [sqrt(w_1) A_1 | ...], so that B B^T = sum_j w_j K_j: no kernel is ever written out."""
-    return torch.cat([w**0.5 * a for a, w in zip(factors, weights, strict=True)], dim=1)
-
-
-def rad_factor(net: Networks, rad: Tensor) -> Tensor:
-    """Step 3: a factor of the client's kernel on the whole, unchanged RAD."""
-    return factor(encode(net, rad))
-
-
-def local_loss(net: Networks, views: tuple[Tensor, Tensor], rad_views: Tensor, wanted: Tensor, mu: float) -> Tensor:
-    """L_byol + mu * (1 - CKA(K_k, K_mean)); `wanted` holds the rows of B that belong to `rad_views`."""
-    loss = byol_loss(net, *views)
-    return loss + mu * (1 - cka(F.normalize(net.encoder(rad_views), dim=1), wanted)) if mu else loss
-
-
-def training_step(net: Networks, optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
-    """SGD on W^o and W^p; W^t follows."""
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-    net.move_target()
-
-
-def sgd(net: Networks) -> torch.optim.Optimizer:
-    online = [p for p in net.parameters() if p.requires_grad]
-    return torch.optim.SGD(online, lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
-
-
-def local_training(net: Networks, images: Tensor, rad: Tensor, b: Tensor, mu: float, rng: Generator) -> None:
-    """Step 2: E epochs over the client's own images."""
-    optimiser = sgd(net.train())
-    for _ in range(EPOCHS):
-        for batch in torch.randperm(len(images), generator=rng).split(BATCH):
-            if len(batch) == BATCH:
-                views = random_view(images[batch], rng), random_view(images[batch], rng)
-                rows = torch.randperm(len(rad), generator=rng)[:RAD_BATCH]
-                training_step(net, optimiser, local_loss(net, views, random_view(rad[rows], rng), b[rows], mu))
-
-
-def random_view(images: Tensor, rng: Generator) -> Tensor:
-    """Each image turned, slanted, stretched and shifted a little, brighter or darker."""
-    maps = torch.eye(2, 3) + (torch.rand(len(images), 2, 3, generator=rng) - 0.5) * torch.tensor([0.5, 0.5, 0.4])
-    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
-    brightness = 0.7 + 0.6 * torch.rand(len(images), 1, 1, 1, generator=rng)
-    return F.grid_sample(images, grid, align_corners=False) * brightness
-
-
-def federation(clients: list[Networks], images: list[Tensor], rad: Tensor, mu: float) -> None:
-    """All rounds. Weights w_j are equal."""
-    weights = [1 / len(clients)] * len(clients)
-    rng = [torch.Generator().manual_seed(k) for k in range(len(clients))]
-    b = consensus([rad_factor(net, rad) for net in clients], weights)
-    for _ in range(ROUNDS):
-        for k, net in enumerate(clients):
-            local_training(net, images[k], rad, b, mu, rng[k])
-        b = consensus([rad_factor(net, rad) for net in clients], weights)
 
 
 @torch.no_grad()

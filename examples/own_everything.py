@@ -1,4 +1,4 @@
-"""Your own data, encoder, views, kernel and method, each in a few lines; all of them objects of this script.
+"""Use your own data, encoder, views, kernel and method, each in a few lines of this script.
 
 python examples/own_everything.py
 """
@@ -10,7 +10,7 @@ from hetero_ssfl import Client, HeteroSSFL, ServerState, effective_rank, federat
 
 
 def own_data(count: int, seed: int) -> tuple[Tensor, list[str]]:
-    """Colour images (n, 3, 16, 16) as uint8, half with a bright stripe across and half with one down."""
+    """Return colour images (n, 3, 16, 16) as uint8, half with a horizontal and half with a vertical bright stripe."""
     rng = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 100, (count, 3, 16, 16), generator=rng, dtype=torch.uint8)
     for k, at in enumerate(torch.randint(2, 12, (count,), generator=rng).tolist()):
@@ -20,7 +20,7 @@ def own_data(count: int, seed: int) -> tuple[Tensor, list[str]]:
 
 
 class OwnEncoder(nn.Module):
-    """Any module that maps a batch to vectors (n, width). It may be pretrained: training starts from its weights."""
+    """An encoder is any module that maps a batch to vectors (n, width). Training starts from its weights."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -32,20 +32,20 @@ class OwnEncoder(nn.Module):
 
 
 def own_views(batch: Tensor, rng: Generator) -> Tensor:
-    """Images come in [0, 1]: shift each a little, and change its brightness. Chance comes from `rng` alone."""
+    """Shift each image (values in [0, 1]) a little and change its brightness. Use only `rng` for random numbers."""
     shifts = torch.randint(-2, 3, (len(batch), 2), generator=rng).tolist()
     moved = torch.stack([image.roll(shift, (1, 2)) for image, shift in zip(batch, shifts, strict=True)])
     return (moved * (0.7 + 0.6 * torch.rand(len(batch), 1, 1, 1, generator=rng))).clamp(0, 1)
 
 
 def own_kernel(a: Tensor, b: Tensor) -> Tensor:
-    """Laplacian: exp(-distance / scale). The scale comes from `b` alone, so that K(a, b) is one kernel for any `a`."""
+    """Laplacian kernel exp(-distance / scale). The scale depends only on `b`, so that any `a` gets the same kernel."""
     scale = b.std(0).norm().clamp_min(1e-6)
     return torch.exp(-(a[:, None] - b[None] + 1e-9).norm(dim=2) / scale)
 
 
 class OwnMethod(HeteroSSFL):
-    """Hetero-SSFL that listens more to clients who see more: weights by the effective rank of their kernels."""
+    """Hetero-SSFL that weights clients by the effective rank of their kernels."""
 
     name = "by-rank"
 
@@ -61,7 +61,7 @@ if __name__ == "__main__":
         clients.append(Client(images, encoder, labels=labels))
     run = federate(
         clients,
-        rad=60,  # images taken out of the clients' own
+        rad=60,  # images taken from the clients' data
         method=OwnMethod,
         views=own_views,
         kernel=own_kernel,

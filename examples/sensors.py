@@ -1,10 +1,10 @@
-"""Not only images: three workshops with unlike networks learn from unlabeled vibration sensors.
+"""Data other than images: three workshops with different networks learn from unlabeled vibration sensors.
 
-Each sample is 3 channels x 128 steps; each workshop sees two of six kinds of vibration. All that is new here is the
-data, the networks and the views: `federate` trains tensors of any shape. Labels serve only to probe the result.
+Each sample is 3 channels x 128 steps; each workshop has two of six kinds of vibration. The example defines only data,
+networks and views: `federate` trains on tensors of any shape. Labels are used only to probe the result.
 
     python examples/sensors.py            # alone and together, half a minute
-    python examples/sensors.py --quick    # does it run?
+    python examples/sensors.py --quick    # a quick test
 """
 
 import argparse
@@ -20,7 +20,7 @@ KINDS, CHANNELS, STEPS = 6, 3, 128
 
 
 def vibrations(kind: int, count: int, rng: Generator) -> Tensor:
-    """Kinds differ in pitch and in shape (sine, clipped, with an overtone); each channel lags behind the one before."""
+    """Return vibrations. Kinds differ in pitch and shape (sine, clipped, with an overtone); channels are delayed."""
     time = torch.linspace(0, 2 * math.pi, STEPS).view(1, 1, STEPS)
     pitch = (4 + 4 * (kind // 3)) * (1 + 0.1 * torch.randn(count, 1, 1, generator=rng))
     lag = torch.arange(CHANNELS).view(1, CHANNELS, 1) * 0.7 + 2 * math.pi * torch.rand(count, 1, 1, generator=rng)
@@ -31,7 +31,7 @@ def vibrations(kind: int, count: int, rng: Generator) -> Tensor:
 
 
 def views(batch: Tensor, rng: Generator) -> Tensor:
-    """What must not matter: when a recording starts, how loud it is, noise, and a stretch of silence."""
+    """Change what must not matter: the start of a recording, its loudness, noise, and a short silence."""
     n = len(batch)
     start = torch.randint(STEPS, (n, 1, 1), generator=rng)
     shifted = batch.gather(2, (torch.arange(STEPS) + start).expand(-1, CHANNELS, -1) % STEPS)

@@ -1,10 +1,10 @@
-"""The study behind docs/alignment.md: which reading of the alignment term helps, over seeds.
+"""The study for docs/alignment.md: which version of the alignment term helps, over several seeds.
 
     python experiments/alignment_study.py --seeds 3                 # everything (hours on a laptop), resumable
     python experiments/alignment_study.py --seeds 1 --only alone together
-    python experiments/alignment_study.py --table                   # print what is there, run nothing
+    python experiments/alignment_study.py --table                   # print existing results, run nothing
 
-Settings are chosen by the validation column. The test column is printed with --test, for the arms that are reported.
+Settings are chosen by validation accuracy. --test also prints test accuracy, for the reported variants.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from hetero_ssfl.runs import RunFolder
 
 PAPER = ["layer=predictor", "row_normalize=false", "power=1.0", "augment_rad=false"]
 
-# Each variant changes the defaults of [alignment] (or other sections, by full key) in the named way.
+# Each variant changes these defaults of [alignment] (or of other sections, with the full key).
 VARIANTS: dict[str, list[str]] = {
     "alone": ["method=local"],
     "alone + RAD images": ["method=local", "rad.in_ssl=true"],
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def print_table(root: Path, variants: list[str], seeds: int, with_test: bool) -> None:
-    """One Markdown row per variant: means over clients, then mean ± deviation over seeds."""
+    """Print one Markdown row per variant: means over clients, then mean ± deviation over seeds."""
     columns = ["linear probe", "kNN", "own classes", "effective rank of the consensus"]
     columns += ["test, linear", "test, own classes"] if with_test else []
     print("| variant | seeds | " + " | ".join(columns) + " |\n|---|---|" + "---|" * len(columns))

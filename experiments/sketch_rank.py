@@ -1,10 +1,11 @@
-"""How many columns a sketch needs: the consensus of finished runs, sketched, against the exact one (docs/alignment.md).
+"""How many columns a sketch needs: the sketched consensus of finished runs compared with the exact one.
 
     python experiments/alignment_study.py --seeds 3 --only together "power 1" "paper's reading, mu 0.5"
     python experiments/sketch_rank.py runs/alignment/together-seed*
     python experiments/sketch_rank.py --time
 
-A run must have `alignment.form = "factor"` and a rank that cuts no client: its last factors are then exact.
+The results are in docs/alignment.md. A run must have `alignment.form = "factor"` and a rank that truncates no client,
+so that its last factors are exact.
 """
 
 import argparse
@@ -46,7 +47,7 @@ def from_sketches(factors: list[Tensor], rank: int, seed: int, wire: torch.dtype
 
 
 def print_table(runs: list[Path]) -> None:
-    """One row per rank; mean ± deviation over all runs and Omegas."""
+    """Print one row per rank; mean ± deviation over all runs and Omegas."""
     clients = [client_factors(run) for run in runs]
     exact = [torch.cat(factors, dim=1) / len(factors) ** 0.5 for factors in clients]
     ranks = [effective_rank(b) for b in exact]
@@ -73,12 +74,12 @@ def print_table(runs: list[Path]) -> None:
 
 
 def print_times(rows: int = 5000, width: int = 128, rank: int = 256) -> None:
-    """The server's work for one consensus, and what it holds besides the clients' last shares."""
+    """Print the server's time for one consensus in both forms."""
     print(f"L = {rows}, factors of {width} columns, r = {rank}, one thread\n")
     print("| clients | factor form, s | sketch form, s | columns concatenated |\n|---|---|---|---|")
     for clients in (5, 20, 60):
         factors = [torch.randn(rows, width, generator=rng_for(k)) for k in range(clients)]
-        sketches = [torch.randn(rows, rank, generator=rng_for(k)) for k in range(clients)]  # time is not in the values
+        sketches = [torch.randn(rows, rank, generator=rng_for(k)) for k in range(clients)]  # the values do not matter
         by_factor, by_sketch = server_seconds(factors, sketches)
         print(f"| {clients} | {by_factor:.2f} | {by_sketch:.2f} | {clients * width} |")
 
@@ -86,9 +87,9 @@ def print_times(rows: int = 5000, width: int = 128, rank: int = 256) -> None:
 def server_seconds(factors: list[Tensor], sketches: list[Tensor]) -> tuple[float, float]:
     rows, rank = sketches[0].shape
 
-    def consensus(shares: Iterable[Tensor], columns: int) -> Consensus:
+    def consensus(sketched: Iterable[Tensor], columns: int) -> Consensus:
         sums = Sums()
-        for y in shares:
+        for y in sketched:
             sums = sums.plus(1.0, y, 1.0)
         return sums.consensus(sketching_matrix(rows, columns, 0), 1e-7, rank)
 

@@ -68,3 +68,18 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         return int(stopped.value.code or 0), said.out, said.err
 
     return calling
+
+
+@pytest.fixture
+def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An encoder that ends its process when it is trained, as an error in native code does."""
+    (tmp_path / "dying.py").write_text(
+        "import os\nfrom torch import nn\n"
+        "class Dying(nn.Linear):\n"
+        "    def __init__(self, in_channels, side):\n"
+        "        super().__init__(in_channels * side * side, 8)\n"
+        "    def forward(self, x):\n"
+        "        return os.abort() if self.training else super().forward(x.flatten(1))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "dying:Dying"

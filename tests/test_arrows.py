@@ -1,4 +1,4 @@
-"""The module arrows of docs/design.md: who may import whom."""
+"""The module dependencies of docs/design.md: which module may import which."""
 
 import ast
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ RECORDS, SITES, CLIENT, SERVER, ENGINES, RUNNING = (
 )
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "__init__": CORE | {"api", "evaluation", "federation", "federation.strategy", "runs"},  # when a name is first used
+    "__init__": CORE | {"api", "evaluation", "federation", "federation.strategy", "runs"},  # imported on first use
     "errors": set(),
     "seeding": set(),
     "events": set(),
@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "methods": BASE | {"data", "models", "objectives", "consensus", "training"},
     "evaluation": BASE | {"data", "models", "objectives"},
     "runs": BASE | {"events"},
-    # The federation, from what travels up to what starts a run.
+    # The federation, from messages up to starting a run.
     RECORDS: {"errors", "methods"},
     "federation.logs": set(),
     SITES: CORE | {"runs", RECORDS},
@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "federation.superlink": {"config", "errors", "events", "federation.logs", SITES, RUNNING},
     "federation.strategy": {"config", "errors", "methods", RECORDS},
     "federation": {RUNNING},
-    # What people use and see.
+    # User interfaces.
     "report": BASE | {"consensus", "evaluation", "events", "methods", "runs"},  # no encoders, no federation
     "use": BASE | {"data", "models", "evaluation", "events", "federation", SITES, "report", "runs"},
     "progress": {"events"},
@@ -53,20 +53,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "paper": BASE | {"events", "federation", "report", "progress", "runs"},
     "costs": CORE | {RECORDS, RUNNING},
     "sweep": BASE | {"federation", "report", "progress"},
+    "theory": {"config"},
+    "measured_theory": CORE | {RUNNING, SITES, "runs", "theory"},
     "cli": BASE
     | {"__init__", "federation", ENGINES, "report", "progress", "runs", "use"}
-    | {"doctor", "deploy", "describe", "demo", "paper", "costs", "sweep"},
+    | {"doctor", "deploy", "describe", "demo", "paper", "costs", "sweep", "theory", "measured_theory"},
 }
 
 
 def layer(parts: Sequence[str]) -> str:
-    """The entry of the table that a module belongs to: its package or, within the federation, its layer there."""
+    """Return the table entry of a module: its package or, within the federation, its layer."""
     inner = ".".join(parts[:2])
     return inner if inner in MAY_IMPORT else parts[0] if parts[0] in MAY_IMPORT else "__init__"
 
 
 def imports(path: Path) -> set[tuple[str, str]]:
-    """(layer of ours or '', name of an outside package or '') for every import in a file."""
+    """Yield (our layer or '', external package or '') for every import in a file."""
     package = path.relative_to(ROOT).parts[:-1]
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -77,7 +79,7 @@ def imports(path: Path) -> set[tuple[str, str]]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1]
             named = node.module.split(".") if node.module else []
-            for alias in node.names:  # a name may be a module, and so a layer of its own
+            for alias in node.names:  # a name may be a module with a layer of its own
                 found.add((layer([*base, *named, alias.name]), ""))
     return found
 
@@ -90,7 +92,7 @@ def test_every_module_imports_only_what_the_design_allows() -> None:
         assert ours <= allowed, f"{path.relative_to(ROOT)} imports {sorted(ours - allowed)}"
 
 
-def test_only_federation_knows_flower() -> None:
+def test_only_federation_imports_flower() -> None:
     for path in ROOT.rglob("*.py"):
         if "flwr" in {name for _, name in imports(path)}:
             assert path.relative_to(ROOT).parts[0] == "federation", path

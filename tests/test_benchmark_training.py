@@ -1,4 +1,4 @@
-"""The benchmarks of views and training compare like with like, and `--quick` leaves no file behind."""
+"""The benchmarks of views and training compare equal work, and `--quick` writes no files."""
 
 import importlib
 import sys
@@ -15,14 +15,14 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.fixture
 def benchmark(monkeypatch):
-    """Import a script of benchmarks/ by name; the number of threads it sets is put back."""
+    """Import a script of benchmarks/ by name, and restore the number of threads afterwards."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     threads = torch.get_num_threads()
     yield importlib.import_module
     torch.set_num_threads(threads)
 
 
-def test_pil_makes_the_changes_that_the_settings_ask_for(benchmark):
+def test_pil_views_follow_the_settings(benchmark):
     pil_view = benchmark("per_image").pil_view
     image = Image.effect_noise((32, 32), 80).convert("RGB")
     red = Image.merge("RGB", (image.getchannel(0), *[Image.new("L", (32, 32))] * 2))
@@ -36,7 +36,7 @@ def test_pil_makes_the_changes_that_the_settings_ask_for(benchmark):
     assert not torch.equal(pil_view(red, ViewsConfig(jitter=1.0)), pil_view(red, ViewsConfig(jitter=1.0)))
 
 
-def test_every_loop_gets_through_its_steps(benchmark):
+def test_every_loop_completes_its_steps(benchmark):
     training = benchmark("training")
     task = training.Task("resnet8(width=4)", steps=1, batch=4)
     assert all(rate > 0 for rate in (training.ours(task), training.limit(task), training.obvious(task, 0)))

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes, exit codes, one sentence for what can be mended."""
+"""The command line in real processes: output, exit codes, and one-sentence errors."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_compare_shows_the_difference_for_people_and_machines(finished: Path, tm
     assert "+7.0" in call("compare", finished, other)[1]
 
 
-def test_evaluate_repeats_the_recorded_figures_and_can_ask_for_others(finished: Path, call: Call) -> None:
+def test_evaluate_reproduces_the_recorded_figures_and_can_compute_others(finished: Path, call: Call) -> None:
     again = json.loads(call("evaluate", finished, "--split", "test", "--json")[1])
     recorded = json.loads((finished / "results.json").read_text())
     assert again["clients"] == recorded["clients"]
@@ -94,19 +94,19 @@ def test_interrupting_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
         (["run", "smoke", "--set", "alignment.mu=many"], "alignment.mu = 'many'"),
         (["run", "smoke", "--set", "rad.size=5000"], "Lower rad.size"),
         (["run", "smoke", "--set", "partition.classes_per_client=4"], "at most 3"),
-        (["run", "smoke", "--set", "method=fedbyol"], "use method = 'hetero-ssfl'"),
+        (["run", "smoke", "--set", "method=fedbyol"], "Use one model, or method = 'hetero-ssfl'"),
         (["run", "smoke", "--set", "clients.models=['resnet19']"], "unknown encoder 'resnet19'"),
         (["run", "smoke", "--set", "data.source=/no/such"], "no data at '/no/such'"),
         (["run", "smo[/k]"], "unknown preset 'smo[/k]'"),
         (["run", "smoke", "--set", "engine.device=cuda"], "engine.device = 'cuda' cannot be used"),
-        (["run", "smoke", "--resume", "nowhere"], "Name only its folder"),
+        (["run", "smoke", "--resume", "nowhere"], "Remove the other arguments"),
         (["run", "--resume", "nowhere"], "'nowhere' is not a run folder"),
         (["compare", "nowhere"], "'nowhere' is not a run folder"),
         (["evaluate", "nowhere"], "'nowhere' is not a run folder"),
         (["data", "describe", "/no/such"], "no data at '/no/such'"),
     ],
 )
-def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(
+def test_an_error_the_user_can_fix_is_one_sentence_with_exit_code_2(
     arguments: list[str],
     sentence: str,
     tmp_path: Path,
@@ -115,7 +115,7 @@ def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["hetero-ssfl", *arguments])
-    with pytest.raises(SystemExit) as stopped:  # anything but a clean exit would surface as a traceback
+    with pytest.raises(SystemExit) as stopped:  # any other exception would be a traceback
         main()
     said = capsys.readouterr().err
     assert stopped.value.code == 2
@@ -134,7 +134,7 @@ def test_an_unfinished_run_cannot_be_compared(finished: Path, tmp_path: Path, ca
     assert "the run is not finished" in said
 
 
-def test_doctor_names_what_is_there_and_what_is_missing(call: Call) -> None:
+def test_doctor_lists_what_is_available_and_what_is_missing(call: Call) -> None:
     findings = json.loads(call("doctor", "--json")[1])["findings"]
     by_name = {f["what"]: f for f in findings}
     assert by_name["torch"]["ok"]
@@ -150,7 +150,7 @@ def test_doctor_names_the_instruction_set_and_the_guard(monkeypatch: pytest.Monk
     assert "hetero-ssfl guards against it" in found.text
 
 
-def test_remedies_with_brackets_are_shown_whole(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remedies_with_brackets_are_printed_completely(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "check_instructions", lambda: Finding("instructions", True, "not asked here"))
     _, shown, _ = call("doctor")
     missing = {line.split()[1]: line for line in shown.splitlines() if line.startswith("missing")}
@@ -169,7 +169,7 @@ def test_describe_counts_and_draws(tmp_path: Path, call: Call) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_describe_of_data_alone_divides_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_describe_of_a_data_source_shows_no_clients(capsys: pytest.CaptureFixture[str]) -> None:
     app(["data", "describe", "digits", "--json"], standalone_mode=False)
     facts = json.loads(capsys.readouterr().out)
     assert facts["shape"] == [1, 8, 8]
@@ -189,7 +189,7 @@ def test_help_and_version(
 
 
 def test_the_demo_makes_a_table_and_a_picture(tmp_path: Path, call: Call) -> None:
-    """The real demo, cut short: three arms, five encoders, one picture."""
+    """A shortened demo: three arms, five encoders, one picture."""
     quick = ["--set", "rounds=1", "--set", "local_epochs=1", "--set", "data.limit=400", "--set", "rad.size=40"]
     quick += ["--set", "data.validation=100", "--set", "evaluation.epochs=5", "--set", "data.side=8", "--quiet"]
     done = hetero_ssfl("demo", *quick, "--run-dir", tmp_path / "demo")

@@ -1,4 +1,4 @@
-"""A config is read back as it was written, and every mistake in one is named."""
+"""A config survives a round trip, and every mistake in it is reported."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from hetero_ssfl.errors import ConfigError
 
 
 def refusal(*overrides: str, text: str = "") -> str:
-    """The message with which a config is refused: one paragraph."""
+    """Return the error message for an invalid config, which is one paragraph."""
     with pytest.raises(ConfigError) as caught:
         parse_config(text, overrides)
     message = str(caught.value)
@@ -42,11 +42,21 @@ def test_every_kind_of_value_survives_a_round_trip():
     assert config.to_toml() == parse_config(config.to_toml()).to_toml()
 
 
-def test_the_presets_are_there():
+def test_all_presets_exist():
     assert {"demo", "paper", "smoke"} <= set(preset_names())
 
 
-def test_the_paper_preset_is_the_paper():
+def test_the_printed_preset_takes_every_formula_as_it_stands() -> None:
+    printed, read = load_config("paper-printed"), load_config("paper")
+    assert (printed.ssl.normalize, printed.ssl.symmetric) == (False, False)
+    alignment = printed.alignment
+    assert (alignment.distance, alignment.center, alignment.normalize) == ("literal-cka", False, False)
+    assert (alignment.when, alignment.rad_batch) == ("epoch", 0)
+    for section in ("data", "partition", "clients", "rad", "optim", "evaluation"):
+        assert getattr(printed, section) == getattr(read, section)
+
+
+def test_the_paper_preset_has_the_papers_settings():
     config = load_config("paper")
     assert (config.method, config.rounds, config.local_epochs) == ("hetero-ssfl", 200, 5)
     assert (config.data.source, config.data.limit, config.data.validation) == ("cifar10", None, 0)
@@ -94,19 +104,19 @@ def test_an_override_is_read(override, read):
     assert read(parse_config("", [override]))
 
 
-def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones():
+def test_overrides_take_precedence_over_the_file_and_over_earlier_overrides():
     config = parse_config("rounds = 1\nseed = 1", ["rounds=2", "rounds=3"])
     assert (config.rounds, config.seed) == (3, 1)
 
 
-def test_a_whole_per_round_counts_clients_and_a_fraction_is_a_share():
+def test_per_round_is_a_number_of_clients_or_a_fraction():
     assert parse_config("", ["clients.count=8", "clients.per_round=1"]).clients.selected_per_round() == 1
     assert parse_config("", ["clients.count=8", "clients.per_round=1.0"]).clients.selected_per_round() == 8
     assert parse_config("", ["clients.count=8", "clients.per_round=0.5"]).clients.selected_per_round() == 4
     assert parse_config("", ["clients.count=8", "clients.per_round=0.01"]).clients.selected_per_round() == 1
 
 
-def test_models_go_round_the_clients_and_take_their_widths_from_ssl():
+def test_clients_cycle_through_the_models_and_take_widths_from_ssl():
     config = parse_config('[clients]\nmodels = ["vit", {encoder = "resnet8", projector = [8, 4], predictor = 6}]')
     assert config.model_of(2) == ModelConfig(encoder="vit", projector=(256, 128), predictor=256)
     assert config.model_of(3) == ModelConfig(encoder="resnet8", projector=(8, 4), predictor=6)
@@ -124,13 +134,13 @@ def test_models_go_round_the_clients_and_take_their_widths_from_ssl():
         ("optim.weight-decay=0.1", "optim.weight-decay", "weight_decay"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest_one(override, key, nearest):
+def test_error_for_an_unknown_key_names_the_nearest_key(override, key, nearest):
     message = refusal(override)
     assert f"'{key}'" in message
     assert f"'{nearest}'" in message
 
 
-def test_a_key_like_no_other_is_refused_with_all_of_its_section():
+def test_error_for_an_unknown_key_without_a_near_one_lists_all_keys():
     assert refusal("partition.zzz=1").endswith("expected one of kind, classes_per_client, alpha, shards_per_client.")
 
 
@@ -158,7 +168,7 @@ def test_a_key_like_no_other_is_refused_with_all_of_its_section():
         (["clients.weights=by_luck"], ["clients.weights", "'by_luck'", "'uniform' or 'size'"]),
         (["clients.models=[]"], ["clients.models", "at least 1"]),
         (["clients.models=[{predictor=3}]"], ["clients.models.0.encoder", "required"]),
-        (["views.crop=[0.9, 0.1]"], ["views.crop", "[0.9, 0.1]", "least before greatest"]),
+        (["views.crop=[0.9, 0.1]"], ["views.crop", "[0.9, 0.1]", "the smaller value first"]),
         (["rad.size=3"], ["3 RAD images", "at least 4"]),
         (["alignment.rad_batch=3"], ["3 RAD images", "at least 4"]),
         (["engine.min_replies=2", "clients.per_round=1"], ["engine.min_replies", "2", "1 clients per round"]),
@@ -166,7 +176,7 @@ def test_a_key_like_no_other_is_refused_with_all_of_its_section():
         (["name=a", "name.x=b"], ["'name.x=b'", "'name'", "Shorten"]),
     ],
 )
-def test_an_impossible_setting_is_refused_with_value_and_expectation(overrides, expected):
+def test_error_for_an_invalid_setting_names_value_and_expectation(overrides, expected):
     message = refusal(*overrides)
     assert [part for part in expected if part not in message] == []
 
@@ -196,7 +206,7 @@ def test_a_binary_file_is_refused(tmp_path):
         load_config(str(path))
 
 
-def test_an_unknown_preset_is_refused_with_the_nearest_one():
+def test_error_for_an_unknown_preset_names_the_nearest_one():
     with pytest.raises(ConfigError, match=r"unknown preset 'papr', expected 'paper'"):
         load_config("papr")
 

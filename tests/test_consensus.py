@@ -1,4 +1,4 @@
-"""The factor form and the sketch form against dense L x L kernels, which exist only here."""
+"""The factor form and the sketch form compared with dense L x L kernels, which only these tests build."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def features(rows: int, width: int, seed: int) -> torch.Tensor:
 
 
 def dense(config: AlignmentConfig, a: torch.Tensor) -> torch.Tensor:
-    """K_j written out: normalised rows, centred, powered through its eigenvalues, scaled to norm 1."""
+    """Compute K_j as a dense kernel: normalised rows, centred, eigenvalues raised to the power, scaled to norm 1."""
     a = F.normalize(a, dim=1) if config.row_normalize else a
     k = gram(a, config)
     k = centre(k) if config.center else k
@@ -93,7 +93,7 @@ def test_a_nonlinear_kernel_is_close_on_many_rows() -> None:
 
 
 @given(rank=st.integers(1, 10), seed=st.integers(0, 99))
-def test_truncation_keeps_the_strongest_directions_and_says_what_it_lost(rank: int, seed: int) -> None:
+def test_truncation_keeps_the_strongest_directions_and_reports_the_loss(rank: int, seed: int) -> None:
     a = features(40, 12, seed) * torch.logspace(0, -2, 12, dtype=torch.float64)
     cut = truncate(a, rank)
     left, singular, _ = torch.linalg.svd(a, full_matrices=False)
@@ -109,7 +109,7 @@ def test_flattening_raises_singular_values_to_the_power() -> None:
     assert torch.allclose(after, before.sqrt(), atol=1e-9)
 
 
-def test_flattening_does_not_blow_up_directions_that_are_not_there() -> None:
+def test_flattening_does_not_amplify_null_directions() -> None:
     a = features(30, 2, 0) @ features(2, 8, 1)  # rank 2 in 8 columns
     assert flatten_spectrum(a, 0.25).shape[1] == 2
 
@@ -129,9 +129,9 @@ def test_effective_rank_counts_directions() -> None:
     assert effective_rank(features(50, 1, 0)) == pytest.approx(1, abs=1e-9)
     assert effective_rank(features(5, 100, 0)) <= 5
     wide = features(30, 9, 2)
-    share = spectrum(wide)
-    assert float(share.sum()) == pytest.approx(1)
-    assert effective_rank(wide) == pytest.approx(float(1 / share.square().sum()))
+    fractions = spectrum(wide)
+    assert float(fractions.sum()) == pytest.approx(1)
+    assert effective_rank(wide) == pytest.approx(float(1 / fractions.square().sum()))
 
 
 # --- the consensus as a sum of equal shapes --------------------------------------------------------
@@ -142,7 +142,7 @@ def kernel(consensus: Consensus) -> torch.Tensor:
 
 
 def recovered(k: torch.Tensor, rank: int, seed: int = 0, wire: torch.dtype = torch.float32) -> Consensus:
-    """What a sketch of a kernel that is written out gives back."""
+    """Recover a dense kernel from its sketch."""
     omega = sketching_matrix(len(k), rank, seed)
     return combine_sketches((k @ omega).to(wire), float(k.trace()), omega, torch.finfo(wire).eps)
 
@@ -155,7 +155,7 @@ def summed(sketches: list[torch.Tensor], weights: list[float], factors: list[tor
 
 
 def cut_by_sums(factors: list[torch.Tensor], rank: int) -> Consensus:
-    """As the server does once factors do not fit into the rank."""
+    """Truncate as the server does when factors exceed the rank."""
     omega = sketching_matrix(len(factors[0]), SPARE * rank, 0)
     sketches = [sketch(a.float(), omega) for a in factors]
     return summed(sketches, [1.0] * len(factors), [a.double() for a in factors]).consensus(omega, SINGLE, rank)
@@ -175,10 +175,10 @@ def decaying(rows: int, seed: int) -> torch.Tensor:
     wire=st.sampled_from([torch.float64, torch.float32]),
     seed=st.integers(0, 999),
 )
-def test_a_sum_of_sketches_gives_back_the_dense_mean_of_unequal_clients(
+def test_a_sum_of_sketches_recovers_the_dense_mean_of_different_clients(
     rows: int, widths: list[int], power: float, normalize: bool, wire: torch.dtype, seed: int
 ) -> None:
-    spare = 0 if wire == torch.float64 else 5  # a random square matrix can be nearly singular: rounding then shows
+    spare = 0 if wire == torch.float64 else 5  # a random square matrix can be nearly singular, which amplifies rounding
     config = AlignmentConfig(power=power, normalize=normalize)
     clients = [features(rows, width, seed + k) for k, width in enumerate(widths)]
     weights = [float(k + 1) for k in range(len(widths))]
@@ -193,16 +193,16 @@ def test_a_sum_of_sketches_gives_back_the_dense_mean_of_unequal_clients(
 
 
 @pytest.mark.parametrize("rank", [8, 16, 32])
-def test_beyond_its_rank_a_sketch_is_as_near_as_theory_says(rank: int) -> None:
-    """In the mean over Omega the trace that is lost is at most (1 + k / (r - k - 1)) * the eigenvalues beyond k."""
+def test_the_error_of_a_sketch_beyond_its_rank_is_within_the_theoretical_bound(rank: int) -> None:
+    """The lost trace, averaged over Omega, is at most (1 + k / (r - k - 1)) * the sum of eigenvalues beyond k."""
     k = decaying(80, 0)
     tail = [float(torch.linalg.eigvalsh(k)[: 80 - cut].sum() / k.trace()) for cut in range(rank + 1)]
     lost = [recovered(k, rank, seed).lost for seed in range(20)]
-    assert min(lost) > tail[rank]  # no rank-r kernel does better than the best one
+    assert min(lost) > tail[rank]  # no rank-r kernel loses less than the best one
     assert sum(lost) / 20 < min((1 + cut / (rank - cut - 1)) * tail[cut] for cut in range(rank - 1))
 
 
-def test_a_sketch_never_adds_anything_and_says_what_it_lost() -> None:
+def test_a_sketch_never_adds_mass_and_reports_the_loss() -> None:
     k = decaying(60, 1)
     consensus = recovered(k, 20)
     missing = k - kernel(consensus)
@@ -211,7 +211,7 @@ def test_a_sketch_never_adds_anything_and_says_what_it_lost() -> None:
     assert consensus.factor.shape == (60, 20)
 
 
-def test_as_many_columns_as_images_lose_nothing() -> None:
+def test_a_sketch_with_as_many_columns_as_images_is_lossless() -> None:
     k = decaying(40, 2)
     assert torch.allclose(kernel(recovered(k, 512)), k, atol=1e-5)
 
@@ -225,11 +225,11 @@ def test_a_rotated_representation_has_the_same_sketch(seed: int, width: int) -> 
     assert not torch.allclose(sketch(kernel_factor(a.flip(0), config), omega), before, atol=1e-2)
 
 
-def test_a_share_can_be_replaced_in_running_sums() -> None:
+def test_a_contribution_can_be_replaced_in_running_sums() -> None:
     omega, weights = sketching_matrix(40, 12, 0), [1.0, 2.0, 3.0]
     old, new = ([features(40, width, seed + width) for width in (3, 5, 9)] for seed in (0, 100))
     running = summed([sketch(a, omega) for a in old], weights, old)
-    for factor, weight in ((old[1], -2.0), (new[1], 4.0)):  # its weight may change as well
+    for factor, weight in ((old[1], -2.0), (new[1], 4.0)):  # its weight may also change
         running = running.plus(weight, sketch(factor, omega), float(factor.square().sum()))
     present = [old[0], new[1], old[2]]
     afresh = summed([sketch(a, omega) for a in present], [1.0, 4.0, 3.0], present)
@@ -241,7 +241,7 @@ def test_a_share_can_be_replaced_in_running_sums() -> None:
 
 
 @given(rows=st.integers(8, 24), clients=st.integers(3, 6), rank=st.integers(4, 30), seed=st.integers(0, 99))
-def test_beyond_the_rank_the_best_directions_stay_if_there_are_at_most_twice_as_many_images(
+def test_with_at_most_twice_as_many_images_as_rank_the_best_directions_are_kept(
     rows: int, clients: int, rank: int, seed: int
 ) -> None:
     factors = [client_factor(features(rows, 6, seed + k), AlignmentConfig()) for k in range(clients)]
@@ -257,7 +257,7 @@ def test_beyond_the_rank_the_best_directions_stay_if_there_are_at_most_twice_as_
     assert found.lost == pytest.approx(1 - float(kernel(found).trace() / (together @ together.T).trace()), abs=1e-5)
 
 
-def test_many_images_lose_little_more_than_the_best_cut() -> None:
+def test_with_many_images_the_loss_is_close_to_the_best_truncation() -> None:
     factors = [client_factor(features(300, 20, 0) @ features(20, 20, k), AlignmentConfig()) for k in range(1, 9)]
     noisy = [a + 0.02 * features(300, a.shape[1], 50 + k) for k, a in enumerate(factors)]
     exact = torch.cat(noisy, dim=1) / 8**0.5
@@ -266,13 +266,13 @@ def test_many_images_lose_little_more_than_the_best_cut() -> None:
     assert float(factor_cka(found.factor.double(), exact)) > 0.97 * float(factor_cka(best.factor, exact))
 
 
-def test_everyone_draws_the_same_omega_from_the_seed() -> None:
+def test_all_clients_draw_the_same_omega_from_the_seed() -> None:
     omega = sketching_matrix(50, 7, seed=3)
     assert torch.equal(omega, sketching_matrix(50, 7, seed=3))
     assert not torch.allclose(omega, sketching_matrix(50, 7, seed=4), atol=1)
     assert torch.allclose(omega.T @ omega, 50**2 * torch.eye(7, dtype=torch.float64), atol=1e-9)
     drawn = torch.randn(50, 7, dtype=torch.float64, generator=rng_for(3, "sketch"))
-    assert bool(((omega.T @ drawn).diagonal() > 0).all())  # whichever signs the library's QR prefers
+    assert bool(((omega.T @ drawn).diagonal() > 0).all())  # independent of the signs that the library's QR chooses
     assert sketching_matrix(5, 7, seed=3).shape == (5, 5)
 
 
@@ -289,8 +289,8 @@ def test_half_precision_keeps_the_kernel() -> None:
     assert float(cka(half, exact)) > 0.9999
 
 
-def test_rounding_error_is_not_taken_for_a_direction() -> None:
-    """A kernel of rank 3 has 3 directions, however many columns its sketch has and however coarse the wire is."""
+def test_rounding_errors_do_not_count_as_directions() -> None:
+    """A kernel of rank 3 has 3 directions, for any number of sketch columns and any wire precision."""
     a = features(100, 3, 0)
     k = a @ a.T / (a @ a.T).norm()
     for wire in (torch.float32, torch.float16):
@@ -300,7 +300,7 @@ def test_rounding_error_is_not_taken_for_a_direction() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0])
-def test_a_sum_that_is_no_kernel_gives_zeros_and_not_nonsense(scale: float) -> None:
+def test_an_invalid_sum_of_sketches_gives_zeros(scale: float) -> None:
     omega = sketching_matrix(30, 8, 0)
     consensus = combine_sketches(scale * sketch(features(30, 5, 0), omega), 0.0, omega, SINGLE)
     assert torch.equal(consensus.factor, torch.zeros(30, 1))

@@ -1,4 +1,4 @@
-"""examples/one_page.py says the same as the package: same kernels, same losses, same round."""
+"""examples/one_page.py and the package compute the same kernels, losses and rounds."""
 
 import copy
 import importlib.util
@@ -35,7 +35,7 @@ def page() -> ModuleType:
 
 @pytest.fixture
 def config(page: ModuleType) -> Config:
-    """The package, told to do what the page does."""
+    """A config that makes the package do the same as the page."""
     return validate(
         {
             "local_epochs": 2,
@@ -71,7 +71,7 @@ def networks(page: ModuleType) -> dict[str, torch.nn.Module]:
 
 
 def as_learner(net: torch.nn.Module, ssl: SslConfig) -> Learner:
-    """The package's learner around a copy of the page's networks, parameter for parameter."""
+    """Build the package's learner from a copy of the page's networks."""
     width = net.projector[0].in_features
     learner = Learner(copy.deepcopy(net.encoder), width, ModelConfig(encoder="page"), ssl)
     learner.load_state_dict(net.state_dict())
@@ -79,7 +79,7 @@ def as_learner(net: torch.nn.Module, ssl: SslConfig) -> Learner:
 
 
 def smooth(module: torch.nn.Module) -> torch.nn.Module:
-    """GELU for every ReLU: at a ReLU's kink the last bit chooses the slope, and two equal programs drift apart."""
+    """Replace every ReLU by GELU: at the kink of a ReLU, the last bit decides the slope, and equal programs diverge."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if isinstance(child, torch.nn.ReLU):
@@ -99,18 +99,18 @@ def same(one: Tensor, other: Tensor, atol: float = 1e-5) -> bool:
     return torch.allclose(one, other, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("width", [1, 7, 59, 96])  # 96: wider than the RAD has rows
+@pytest.mark.parametrize("width", [1, 7, 59, 96])  # 96 is more than the RAD has rows
 def test_a_client_sends_the_same_kernel(page: ModuleType, width: int) -> None:
     a = representations(width)
     assert same(kernel(page.factor(a)), kernel(client_factor(a, AlignmentConfig())))
 
 
-def test_another_power_is_another_kernel(page: ModuleType) -> None:
+def test_a_different_power_gives_a_different_kernel(page: ModuleType) -> None:
     a = representations(7)
     assert not same(kernel(page.factor(a)), kernel(client_factor(a, AlignmentConfig(power=1.0))))
 
 
-def test_the_server_makes_the_same_consensus(page: ModuleType) -> None:
+def test_the_server_computes_the_same_consensus(page: ModuleType) -> None:
     factors, weights = [client_factor(representations(d), AlignmentConfig()) for d in (7, 12, 30)], [0.5, 0.3, 0.2]
     ours = kernel(page.consensus(factors, weights))
     assert same(ours, kernel(combine(factors, weights).factor))
@@ -136,7 +136,7 @@ def test_the_byol_loss_is_the_same(page: ModuleType, config: Config, pixels: Ten
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_round_takes_the_same_steps_to_the_same_consensus(
+def test_a_round_has_the_same_steps_and_the_same_consensus(
     page: ModuleType, config: Config, pixels: Tensor, rad: Tensor, name: str
 ) -> None:
     nets = {other: smooth(net) for other, net in networks(page).items()}
@@ -154,7 +154,7 @@ def test_a_round_takes_the_same_steps_to_the_same_consensus(
     page_losses = steps_of_the_page(page, nets[name], config, pixels, rad, b)
     assert len(page_losses) == 8
     assert page_losses == pytest.approx(package_losses, abs=1e-5)
-    assert page_losses[-1] != pytest.approx(page_losses[0], abs=1e-2)  # it did learn something
+    assert page_losses[-1] != pytest.approx(page_losses[0], abs=1e-2)  # training changed the loss
 
     theirs = combine([*others(factors, name), reply.arrays["factor"]], weights).factor
     ours = page.consensus([*others(factors, name), page.rad_factor(nets[name], clean)], weights)
@@ -166,7 +166,7 @@ def test_a_round_takes_the_same_steps_to_the_same_consensus(
 def steps_of_the_page(
     page: ModuleType, net: torch.nn.Module, config: Config, pixels: Tensor, rad: Tensor, b: Tensor
 ) -> list[float]:
-    """Round 1 of client "c" with the page's loss and step, on the views that the package draws."""
+    """Run round 1 of client "c" with the page's loss and step, on the package's random views."""
     losses, optimiser = [], page.sgd(net.train())
     for epoch in range(config.local_epochs):
         scope = ("train", "c", 1, epoch)

@@ -1,4 +1,4 @@
-"""Optimisers by name: SGD has torch's bits, AdamW is torch's, LARS is its formula, a user's own is checked."""
+"""Optimisers by name: SGD and AdamW equal torch's, LARS follows its formula, a user's own is checked."""
 
 import subprocess
 import sys
@@ -25,8 +25,8 @@ def steps(optimiser: torch.optim.Optimizer, trained: list[nn.Parameter], count: 
     return [p.detach() for p in trained]
 
 
-def test_lars_is_its_formula() -> None:
-    """Three steps written out by hand; vectors (biases, norms) take plain momentum steps without decay."""
+def test_lars_follows_its_formula() -> None:
+    """Three steps computed by hand. Vectors (biases, norms) take plain momentum steps without decay."""
     lr, momentum, decay = 0.1, 0.9, 0.01
     trained = parameters()
     found = steps(LARS(trained, lr, momentum, decay), trained)
@@ -52,7 +52,7 @@ def test_a_layer_of_zeros_can_leave_zero_with_lars() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("decay", [0.0, 0.01])
-def test_sgd_has_the_bits_of_torchs(momentum: float, decay: float) -> None:
+def test_sgd_is_bit_identical_to_torch(momentum: float, decay: float) -> None:
     config = OptimConfig(lr=0.01, momentum=momentum, weight_decay=decay)
     ours, theirs = parameters(), parameters()
     known = torch.optim.SGD(theirs, lr=0.01, momentum=momentum, weight_decay=decay, foreach=True)
@@ -60,7 +60,7 @@ def test_sgd_has_the_bits_of_torchs(momentum: float, decay: float) -> None:
         assert torch.equal(a, b)
 
 
-def test_sgd_leaves_parameters_without_gradient_alone_until_they_have_one() -> None:
+def test_sgd_skips_parameters_without_gradient() -> None:
     used, idle = parameters()
     twin_used, twin_idle = parameters()
     ours = build_optimiser([used, idle], OptimConfig(lr=0.01))
@@ -75,7 +75,7 @@ def test_sgd_leaves_parameters_without_gradient_alone_until_they_have_one() -> N
 
 
 def test_training_does_not_import_torchs_compiler() -> None:
-    """A second of work in every process that trains."""
+    """Importing it would take a second in every training process."""
     program = (
         "import sys, torch; from hetero_ssfl.config import OptimConfig; from hetero_ssfl.optimisers import *\n"
         "p = torch.nn.Parameter(torch.ones(2)); o = build_optimiser([p], OptimConfig()); p.sum().backward(); o.step()\n"
@@ -84,7 +84,7 @@ def test_training_does_not_import_torchs_compiler() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_adamw_is_torchs() -> None:
+def test_adamw_equals_torch() -> None:
     config = OptimConfig(kind="adamw", lr=0.01)
     ours, theirs = parameters(), parameters()
     expected = steps(torch.optim.AdamW(theirs, lr=0.01, weight_decay=config.weight_decay), theirs)
@@ -96,6 +96,6 @@ def no_optimiser(parameters: object, lr: float) -> float:
     return lr
 
 
-def test_a_users_own_is_checked() -> None:
+def test_a_users_own_optimiser_is_checked() -> None:
     with pytest.raises(ConfigError, match=r"no_optimiser' returned float, expected a torch.optim.Optimizer"):
         build_optimiser(parameters(), OptimConfig(kind=f"{__name__}:no_optimiser"))

@@ -1,4 +1,4 @@
-"""What users install: the wheel and the source distribution, tried in a virtual environment outside the repository."""
+"""The wheel and the source distribution, installed in a virtual environment outside the repository."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from helpers.pictures import write_folders
 
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # as tests share the cores
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # tests run in parallel
     done = subprocess.run([str(c) for c in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
     return done
@@ -29,16 +29,16 @@ def build(target: Path, *options: str) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `python -m build` makes it: first the source distribution, then the wheel out of that."""
+    """Build as `python -m build` does: first the source distribution, then the wheel from it."""
     return build(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripts of an environment that has this wheel, and everything else from the environment of the tests.
+    """The scripts of an environment with this wheel and the other packages of the tests' environment.
 
-    The line of the .pth file adds that environment's packages but not its own .pth files, by which an editable
-    installation is found: `hetero_ssfl` can come from the wheel only.
+    The .pth file adds that environment's packages but not its .pth files, which would point to an editable
+    installation: `hetero_ssfl` can only come from the wheel.
     """
     home = tmp_path_factory.mktemp("venv")
     run(sys.executable, "-m", "venv", "--without-pip", home, cwd=home)
@@ -50,12 +50,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(archive: Path) -> dict[str, int]:
-    """The checksum of each file."""
+    """Return the checksum of each file."""
     with zipfile.ZipFile(archive) as opened:
         return {entry.filename: entry.CRC for entry in opened.infolist()}
 
 
-def test_the_source_distribution_makes_the_same_wheel_as_the_repository(wheel: Path, tmp_path: Path) -> None:
+def test_the_source_distribution_builds_the_same_wheel_as_the_repository(wheel: Path, tmp_path: Path) -> None:
     assert contents(wheel) == contents(build(tmp_path, "--wheel"))
 
 
@@ -75,8 +75,8 @@ def test_the_installed_command_runs_outside_the_repository(installed: Path, tmp_
     assert shown == f"hetero-ssfl {hetero_ssfl.__version__}\n"
 
 
-def test_the_readme_can_be_followed_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
-    """A user with folders of unlabeled images types what README.md shows, from the first block to the last."""
+def test_the_commands_of_the_readme_work_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    """Run all code blocks of README.md in order, in a folder with unlabeled images."""
     write_folders(tmp_path)
     for block in blocks_of(ROOT / "README.md"):
         if block.file:
@@ -85,7 +85,7 @@ def test_the_readme_can_be_followed_in_an_empty_folder(installed: Path, tmp_path
             run(installed / "python", "-c", block.text, cwd=tmp_path)
         elif block.language == "sh":
             for program, *arguments in map(words, block.commands):
-                if program != "make":  # those two start in the repository
+                if program != "make":  # `make` runs in the repository
                     run(installed / program, *arguments, cwd=tmp_path)
     made = {path.name for path in tmp_path.iterdir()}
     assert {"my_encoder.py", "report.html", "features.parquet", "encoder.onnx"} <= made

@@ -1,4 +1,4 @@
-"""The paper's tables: every cell is a config that can run, and the figures are the paper's."""
+"""The paper's tables: every cell has a valid config, and the figures match the paper."""
 
 import json
 import subprocess
@@ -12,8 +12,10 @@ from rich.markup import render
 
 from hetero_ssfl.cli import main
 from hetero_ssfl.errors import ConfigError
+from hetero_ssfl.events import ClientTrained
 from hetero_ssfl.methods import method_for
-from hetero_ssfl.paper import FIGURES, HETERO, OURS, SCALES, cells_of, paper_table
+from hetero_ssfl.paper import FIGURES, HETERO, OURS, SCALES, Cell, cells_of, paper_table, score
+from hetero_ssfl.runs import RunFolder
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -68,6 +70,73 @@ def test_the_table_shows_the_papers_figure_beside_ours() -> None:
     assert columns["CIFAR-100"][row] == "- | 58.9 ± 0.12"
 
 
+def test_a_cell_shows_its_model_the_number_of_trained_clients_and_losses() -> None:
+    plain = {"cell": "CIFAR-10/FedU", "metric": "linear_all", "mean": 12.34, "sd_over_seeds": None}
+    plain |= {"sd_over_clients": 1.23, "bytes_per_client_and_round": 1000, "clients_mean": 11.0}
+    shared = {**plain, "of": "global model", "classifier_mean": 8.0}
+    few = {
+        **plain,
+        "cell": "CIFAR-100/FedU",
+        "never_trained_clients": 4,
+        "trained_clients": 6,
+        "lost": ["a in round 1"],
+    }
+    table = paper_table("table1", [shared, few], "smoke")
+    columns = {column.header: list(column.cells) for column in table.columns}
+    row = columns["method"].index("FedU")
+    assert columns["CIFAR-10"][row].startswith("12.3 g (clients 11.0) (own classifier 8.0) |")
+    assert columns["CIFAR-100"][row].startswith(r"12.3 \[1.2] (6 of 10 clients trained) ! |")
+    assert "replies or clients were lost" in str(table.caption)
+
+
+def make_cell(root: Path, method: str, **results: object) -> tuple[Cell, RunFolder]:
+    cell = next(c for c in cells_of("table1") if c.name == f"CIFAR-10/{method}")
+    folder = RunFolder.create(cell.folder(root, "smoke", 0), cell.config("smoke", 0), lambda _: None)
+    folder.write_json("facts.json", {"site": "simulated"})
+    clients = {f"client-{k:03d}": {"linear_all": 10.0 * k} for k in range(3)}
+    whole = {"clients": clients, "models": {}, "mean": {}, "untrained": {}, **results}
+    folder.write_json("results.json", whole)
+    return cell, folder
+
+
+def test_only_clients_that_trained_are_averaged(tmp_path: Path) -> None:
+    cell, folder = make_cell(tmp_path, HETERO)
+    folder.append_events(
+        [ClientTrained(0, f"client-{k:03d}", 1, 1, 9) for k in range(3)]
+    )  # the opening is not training
+    folder.append_events([ClientTrained(1, "client-001", 5, 5, 9), ClientTrained(2, "client-002", 5, 5, 9)])
+    found = score(cell, "smoke", 1, tmp_path)
+    assert (found["mean"], found["trained_clients"], found["never_trained_clients"]) == (15.0, 2, 1)
+    assert (found["lost"], found["of"]) == ([], "clients")
+
+
+def test_a_lost_reply_marks_the_cell_and_a_global_model_gives_its_figure(tmp_path: Path) -> None:
+    cell, folder = make_cell(tmp_path, "FedBYOL", **{"global": {"linear_all": 77.0}, "absent": ["client-009"]})
+    folder.append_events([ClientTrained(1, "client-000", 5, 5, 9), ClientTrained(1, "client-001", 5, excluded="NaN.")])
+    found = score(cell, "smoke", 1, tmp_path)
+    assert (found["mean"], found["of"], found["clients_mean"]) == (77.0, "global model", 0.0)
+    assert found["lost"] == ["client-001 in round 1: NaN.", "client-009 was absent at the end"]
+
+
+def test_a_client_that_dies_every_round_marks_the_cell_and_the_exit_code(
+    tmp_path: Path, dying: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = f"clients.models=['resnet8(width=4)', '{dying}']"
+    short = ["rounds=1", "clients.count=2", "clients.per_round=2", "evaluation.untrained=false", models]
+    arguments = ["table4", "--scale", "smoke", "--only", "local SSL", "--root", str(tmp_path / "runs"), "--quiet"]
+    for setting in short:
+        arguments += ["--set", setting]
+    monkeypatch.setattr(sys, "argv", ["hetero-ssfl", "paper", *arguments, "--json"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = capsys.readouterr()
+    assert stopped.value.code == 1, said.err
+    small, large = json.loads(said.out)["cells"]
+    assert (small["trained_clients"], large["trained_clients"], large["mean"]) == (1, 0, None)
+    assert "client-001 in round 1: client-001 failed: its process died of SIGABRT" in large["lost"][0]
+    assert "client-001" in said.err
+
+
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
     monkeypatch.setattr(sys, "argv", ["hetero-ssfl", "paper", *arguments, "--json"])
     with pytest.raises(SystemExit) as stopped:
@@ -114,7 +183,7 @@ def test_a_killed_table_loses_no_finished_cell(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from hetero_ssfl.cli import main; main()", *arguments]
     folders = [tmp_path / "smoke" / "table4" / f"all-{row}-seed0" for row in ("local-SSL", "Hetero-SSFL")]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (folders[1] / "server.safetensors").exists():  # the second cell has a round behind it
+    while not (folders[1] / "server.safetensors").exists():  # the second cell has finished a round
         assert first.poll() is None
         time.sleep(0.02)
     first.kill()
@@ -127,7 +196,7 @@ def test_a_killed_table_loses_no_finished_cell(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("results.json"))) == 3
 
 
-def test_an_unknown_metric_names_those_there_are(
+def test_error_for_an_unknown_metric_lists_the_known_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["table4", "--scale", "smoke", "--root", str(tmp_path), "--only", "local SSL", "--quiet"]

@@ -17,12 +17,12 @@ def make(path: Path) -> RunFolder:
     return RunFolder.create(path, load_config("smoke"), lambda _: None)
 
 
-def test_the_config_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_the_config_survives_a_round_trip(tmp_path: Path) -> None:
     make(tmp_path / "a")
     assert RunFolder.open(tmp_path / "a").config == load_config("smoke")
 
 
-def test_a_folder_whose_filling_failed_is_not_a_run(tmp_path: Path) -> None:
+def test_a_folder_whose_creation_failed_is_not_a_run(tmp_path: Path) -> None:
     def fail(_: RunFolder) -> None:
         raise RunError("no")
 
@@ -39,7 +39,9 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "a")
 
 
-def test_a_failed_write_leaves_the_old_content_and_no_scraps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_content_and_no_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     write_atomically(path, b"old")
 
@@ -53,7 +55,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_scraps(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_tensors_and_their_description_come_back(tmp_path: Path) -> None:
+def test_tensors_and_metadata_survive_a_round_trip(tmp_path: Path) -> None:
     tensors = {
         "a": torch.randn(3, 2),
         "b": torch.arange(4),
@@ -73,13 +75,13 @@ def test_tied_weights_can_be_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\xff" * 100])
-def test_a_damaged_tensor_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_tensor_file_gives_a_one_sentence_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "t").write_bytes(content)
     with pytest.raises(RunError, match="cannot be read"):
         load_tensors(tmp_path / "t")
 
 
-def test_saved_tensors_are_read_when_looked_at(tmp_path: Path) -> None:
+def test_saved_tensors_are_read_on_access(tmp_path: Path) -> None:
     save_tensors(tmp_path / "t", {"a": torch.ones(2), "b": torch.zeros(1)})
     saved = SavedTensors(tmp_path / "t")
     assert (sorted(saved), len(saved)) == (["a", "b"], 2)
@@ -87,7 +89,7 @@ def test_saved_tensors_are_read_when_looked_at(tmp_path: Path) -> None:
     assert torch.equal(saved["a"], torch.full((2,), 5.0))
 
 
-def test_events_survive_a_torn_last_line(tmp_path: Path) -> None:
+def test_events_survive_an_incomplete_last_line(tmp_path: Path) -> None:
     folder = make(tmp_path / "a")
     folder.append_events([RoundDone(1), RoundDone(2)])
     with (folder.path / "events.jsonl").open("a") as file:
@@ -103,8 +105,8 @@ def test_a_client_keeps_its_two_newest_rounds(tmp_path: Path) -> None:
         folder.states("x").save(number, {"w": torch.tensor([float(number)])})
     assert folder.states("x").newest(limit=9) == 9
     assert folder.states("x").newest(limit=8) == 4
-    with pytest.raises(ProtocolError, match=r"after round 3, but 'x' keeps rounds \[4, 9\]"):
-        folder.states("x").newest(limit=3)  # there was something once; the untrained networks are not it
+    with pytest.raises(ProtocolError, match=r"after round 3, but 'x' has only rounds \[4, 9\]"):
+        folder.states("x").newest(limit=3)  # older rounds existed, so untrained networks would be wrong
     assert float(folder.states("x").load(4)["w"]) == 4.0
 
 

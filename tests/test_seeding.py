@@ -1,4 +1,4 @@
-"""Random numbers depend on the seed and the named scope, and on nothing else."""
+"""Random numbers depend only on the seed and the named scope."""
 
 import hashlib
 
@@ -18,12 +18,12 @@ def test_a_seed_has_63_bits(seed, scope):
 
 
 @given(st.integers(0, 9), SCOPES, st.integers(0, 9), SCOPES)
-def test_unequal_scopes_have_unequal_seeds(seed, scope, other_seed, other_scope):
+def test_different_scopes_have_different_seeds(seed, scope, other_seed, other_scope):
     same = (seed, scope) == (other_seed, other_scope)
     assert (seed_for(seed, *scope) == seed_for(other_seed, *other_scope)) == same
 
 
-def test_numbers_beside_each_other_do_not_run_together():
+def test_adjacent_numbers_in_a_scope_are_separated():
     assert seed_for(0, "client", 1, 23) != seed_for(0, "client", 12, 3)
     assert seed_for(0, 1) != seed_for(1, 0)
 
@@ -33,7 +33,7 @@ def test_seeds_never_change_between_versions():
     assert seed_for(7, "client", 3) == int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) >> 1
 
 
-def test_generators_of_one_scope_agree_and_share_no_state():
+def test_generators_of_one_scope_are_equal_but_independent():
     first, second = rng_for(1, "views"), rng_for(1, "views")
     drawn = torch.rand(5, generator=first)
     assert torch.equal(torch.rand(5, generator=second), drawn)
@@ -41,13 +41,13 @@ def test_generators_of_one_scope_agree_and_share_no_state():
     assert not torch.equal(torch.rand(5, generator=rng_for(2, "views")), drawn)
 
 
-def test_a_generator_leaves_the_global_one_alone():
+def test_a_generator_does_not_change_the_global_generator():
     before = torch.get_rng_state()
     torch.rand(5, generator=rng_for(1, "views"))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_global_seed_pins_the_global_generator_and_gives_it_back():
+def test_global_seed_sets_and_restores_the_global_generator():
     before = torch.get_rng_state()
     with global_seed(1, "init"):
         inside = torch.rand(3)
@@ -59,7 +59,7 @@ def test_global_seed_pins_the_global_generator_and_gives_it_back():
         assert not torch.equal(torch.rand(3), inside)
 
 
-def test_global_seed_gives_it_back_after_an_error():
+def test_global_seed_restores_the_generator_after_an_error():
     before = torch.get_rng_state()
     with pytest.raises(ZeroDivisionError), global_seed(1):
         raise ZeroDivisionError

@@ -23,7 +23,7 @@ def sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(stopped.value.code or 0)
 
 
-def test_a_sweep_runs_every_point_once_and_draws_it(
+def test_a_sweep_runs_every_point_once_and_plots_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ["--set", "rounds=1", "--set", "evaluation.every=0", "--set", "evaluation.epochs=2", "--quiet", "--json"]

@@ -1,4 +1,4 @@
-"""Runs in TensorBoard and in pandas, read back with the real packages."""
+"""TensorBoard files and events of a run, read with TensorBoard and pandas."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stopped after round 2 with the server's state of round 1, as a crash before saving leaves it; then resumed."""
+    """A run that crashed in round 2 before its state was saved, and was then resumed."""
     path = tmp_path_factory.mktemp("tracked") / "run"
     kept = path.parent / "server.safetensors"
 
@@ -49,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_every_figure_is_a_point_once_also_after_a_crash(run: Path) -> None:
+def test_every_figure_is_written_once_even_after_a_crash(run: Path) -> None:
     found = scalars(run)
     expected: Counter[tuple[str, int]] = Counter()
     values = {}
@@ -80,7 +80,7 @@ def test_every_figure_is_a_point_once_also_after_a_crash(run: Path) -> None:
     assert [step for step, _ in found["validation_linear_all/mean"]] == [0, 1, 2, 3]
 
 
-def test_the_folder_is_made_only_where_it_is_asked_for_and_needs_its_extra(
+def test_the_folder_is_created_only_on_request_and_requires_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)

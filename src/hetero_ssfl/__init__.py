@@ -1,6 +1,6 @@
 """Federated self-supervised learning for clients that differ in data and architecture.
 
-The names below are the public ones. They are imported when first used: `import hetero_ssfl` alone loads no torch.
+The names below are the public API. They are imported on first use, so that `import hetero_ssfl` does not load torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What a run would cost, found by building its parts and measuring one small step: nothing is trained."""
+"""Estimate the cost of a run by building its parts and measuring one small step, without training it."""
 
 import time
 from functools import lru_cache
@@ -17,11 +17,11 @@ from .models import Learner, build_learner, count_parameters
 from .training import TrainingClient
 
 PUBLIC = {"cifar10": (50_000, 32, 10), "cifar100": (50_000, 32, 100), "tiny-imagenet": (100_000, 64, 200)}
-"""Training images, side and classes of the whole public data sets."""
+"""Number of training images, side and number of classes of the complete public data sets."""
 
 
 def costs_of(name: str, config: Config) -> dict[str, Any]:
-    """Per model: parameters, steps, bytes, memory, and time on one core of this machine."""
+    """Return for each model: parameters, steps, bytes, memory, and time on one core of this machine."""
     method_for(config)
     images = _images(config)
     split = split_training_images(config, images)
@@ -29,7 +29,7 @@ def costs_of(name: str, config: Config) -> dict[str, Any]:
     classes = len(images.classes) if method_class(config.method).needs_labels else None
     models = []
     for number in range(min(len(config.clients.models), config.clients.count)):
-        # Measured first, on networks of its own: two models of this size at once would not fit the bound of a dry run.
+        # Measured first, on separate networks: two models of this size at once would exceed a dry run's memory limit.
         seconds = seconds_per_step(config, config.model_of(number), channels, side, classes)
         learner = build_learner(config.model_of(number), config.ssl, channels, side, config.seed, classes=classes)
         largest = max(len(rows) for rows in split.clients[number :: len(config.clients.models)])
@@ -42,7 +42,7 @@ def costs_of(name: str, config: Config) -> dict[str, Any]:
                 "encoder_parameters": count_parameters(learner.encoder),
                 "steps_per_round": steps,
                 "bytes_per_round": message_bytes(config, learner, to_input(images.pixels[:2])),
-                "memory_bytes": networks + 2 * trainable,  # gradients and momentum; activations come on top
+                "memory_bytes": networks + 2 * trainable,  # gradients and momentum; activations are not included
                 "seconds_per_step": seconds,
             }
         )
@@ -59,7 +59,7 @@ def costs_of(name: str, config: Config) -> dict[str, Any]:
 
 
 def _images(config: Config) -> Images:
-    """The training images; for the public sets blank ones of the right number and shape, so that none are fetched."""
+    """Return the training images. Public data sets are replaced by blank images, so that nothing is downloaded."""
     if config.data.source not in PUBLIC:
         return load_images(config.data, "train")
     count, side, classes = PUBLIC[config.data.source]
@@ -69,7 +69,10 @@ def _images(config: Config) -> Images:
 
 
 def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int | None:
-    """Both ways, one client and round, measured on contents of the real shapes; None if the method does not say."""
+    """Return the bytes per client and round in both directions, measured on messages of the real shapes.
+
+    None if the method does not provide example messages.
+    """
     examples = method_for(config).example_messages(learner, sample)
     if examples is None:
         return None
@@ -77,14 +80,14 @@ def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int | Non
 
 
 def seconds_per_step(config: Config, model: ModelConfig, channels: int, side: int, classes: int | None) -> float:
-    """From a measured image."""
+    """Estimate the time per step from the measured time per image."""
     images = config.optim.batch + method_for(config).extra_images_per_step()
     return images * _seconds_per_image(model, config.ssl, channels, side, classes)
 
 
 @lru_cache(maxsize=64)
 def _seconds_per_image(model: ModelConfig, ssl: SslConfig, channels: int, side: int, classes: int | None) -> float:
-    """Real local updates of one step on a few blank images; the best of two after a warm-up."""
+    """Measure one-step local updates on a few blank images; the best of two after a warm-up."""
     learner = build_learner(model, ssl, channels, side, 0, classes=classes)
     count = 4 if count_parameters(learner.encoder) > 2_000_000 else 64
     config = Config(
@@ -106,7 +109,7 @@ def _seconds_per_image(model: ModelConfig, ssl: SslConfig, channels: int, side: 
 
 
 def cost_table(costs: list[dict[str, Any]]) -> Table:
-    table = Table(title="What it would cost (time: one core of this machine, from a measured step)")
+    table = Table(title="Estimated cost (time: one core of this machine, from a measured step)")
     table.add_column("cell")
     table.add_column("encoder")
     for heading in (

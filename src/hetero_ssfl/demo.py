@@ -1,7 +1,7 @@
-"""`make demo`: five unlike encoders on embedded digits, alone and together (the paper's Table 4 in miniature).
+"""`make demo`: five different encoders on embedded digits, alone and together (the paper's Table 4 in miniature).
 
-Three runs from the same start: each client alone; alone with the RAD images as extra unlabeled data (what a sceptic
-asks for); and together. All are probed in the same way on the test images, after the last round and with few labels.
+Three runs with the same initial weights: each client alone; alone with the RAD images as extra unlabeled data, as a
+fair control; and together. All are probed in the same way on the test images, after the last round, with few labels.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Demo:
 
 
 def run_demo(folder: Path, console: Console, overrides: list[str], quiet: bool = False) -> Demo:
-    """Run (or continue) the three arms and draw the picture."""
+    """Run or continue the three arms and draw the picture."""
     results = {}
     for arm, settings in ARMS.items():
         config = load_config("demo", [*overrides, *settings])

@@ -1,4 +1,4 @@
-"""What a data source holds and, for a preset or a config, how its images are split among the clients."""
+"""Describe a data source and, for a preset or a config, how its images are split among the clients."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from .runs import RunFolder
 
 
 def describe_data(source: str, overrides: list[str]) -> dict[str, Any]:
-    """Counts, shape and classes, as JSON. `source` is a preset, a config file or a data source."""
+    """Return counts, shape and classes as JSON. `source` is a preset, a config file or a data source."""
     has_clients = source in preset_names() or source.endswith(".toml")
     config = (
         load_config(source, overrides) if has_clients else parse_config("", [f"data.source='{source}'", *overrides])

@@ -1,4 +1,4 @@
-"""What this machine can do, what is missing, and how to get it."""
+"""Check what is available on this machine, what is missing, and how to get it."""
 
 import importlib
 import os
@@ -19,7 +19,7 @@ OPTIONAL = {
 }
 
 CHECKED_MEMORY = {"MALLOC_CHECK_": "3", "LD_PRELOAD": "libc_malloc_debug.so.0", "OMP_NUM_THREADS": "1"}
-"""The environment of a process that glibc ends when it frees a block that was written past its end."""
+"""Environment in which glibc aborts the process when it frees a block that was written past its end."""
 
 STRIDED_CONVOLUTIONS = """
 import torch
@@ -33,7 +33,7 @@ for channels in range(2, 8):
         y = layer(x)
         y.backward(torch.randn_like(y))
 """
-"""Ends the process where oneDNN has the fault of `models/onednn.py`."""
+"""Program that crashes if oneDNN has the bug described in `models/onednn.py`."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _optional() -> list[Finding]:
         try:
             importlib.import_module(module)
             findings.append(Finding(module, True, f"{metadata.version(module)}: {purpose}"))
-        except Exception as error:  # a broken optional package must not stop the examination
+        except Exception as error:  # a broken optional package must not stop the other checks
             remedy = f"pip install 'hetero-ssfl[{extra}]'"
             reason = "not installed" if isinstance(error, ModuleNotFoundError) else str(error).splitlines()[0]
             findings.append(Finding(module, False, f"{reason}; needed to {purpose}. Remedy: {remedy}"))
@@ -86,18 +86,18 @@ def _devices() -> list[Finding]:
         names = ", ".join(torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count()))
         findings.append(Finding("gpu", True, f"{names}: set engine.device = 'cuda'"))
     else:
-        findings.append(Finding("gpu", False, "none that this torch can use; training runs on the CPU"))
+        findings.append(Finding("gpu", False, "not available to this torch; training runs on the CPU"))
     return findings
 
 
 def check_instructions() -> Finding:
-    """Ask oneDNN for its instruction set, and try whether memory survives it, without and with our guard."""
+    """Report oneDNN's instruction set, and test whether its convolutions corrupt memory, without and with our guard."""
     plain = try_convolutions(guarded=False)
     lines = [line for line in plain.stdout.splitlines() if ",isa:" in line]
     name = lines[0].partition(",isa:")[2] if lines else "not reported by oneDNN"
     if plain.returncode >= 0:
-        return Finding("instructions", True, f"{name}: convolutions keep within their memory")
-    fault = f"{name}: oneDNN writes past the end of its memory in strided 1x1 convolutions of few channels"
+        return Finding("instructions", True, f"{name}: convolutions do not corrupt memory")
+    fault = f"{name}: oneDNN writes past the end of its memory in strided 1x1 convolutions with few channels"
     if try_convolutions(guarded=True).returncode >= 0:
         return Finding("instructions", True, f"{fault}; hetero-ssfl guards against it")
     death = signal.Signals(-plain.returncode).name
@@ -115,10 +115,10 @@ def try_convolutions(guarded: bool) -> "subprocess.CompletedProcess[str]":
 def _data() -> Finding:
     folder = os.environ.get("HETERO_SSFL_DATA")
     if not folder:
-        text = "HETERO_SSFL_DATA is not set; cifar10, cifar100 and tiny-imagenet come from the hub"
-        return Finding("local data", False, f"{text}. Remedy: point it at a folder that has them")
+        text = "HETERO_SSFL_DATA is not set; cifar10, cifar100 and tiny-imagenet are downloaded from the hub"
+        return Finding("local data", False, f"{text}. Remedy: set it to a folder that contains them")
     found = sorted(p.name for p in Path(folder).iterdir() if p.is_dir()) if Path(folder).is_dir() else []
-    return Finding("local data", bool(found), f"{folder}: {', '.join(found) or 'no data sets there'}")
+    return Finding("local data", bool(found), f"{folder}: {', '.join(found) or 'contains no data sets'}")
 
 
 def _disk() -> Finding:

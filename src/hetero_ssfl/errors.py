@@ -1,25 +1,25 @@
-"""What can go wrong through no fault of the code.
+"""Errors that the user can fix.
 
-Each message is one sentence or two for the person who can mend it: the value that was met,
-what was expected, and the remedy. The command line prints it without a traceback and exits with 2.
+Each message has one or two sentences: the value that was found, what was expected, and the remedy.
+The command line prints it without a traceback and exits with code 2.
 """
 
 
 class HeteroSSFLError(Exception):
-    """Base of all errors a user can mend."""
+    """Base class of all errors that a user can fix."""
 
 
 class ConfigError(HeteroSSFLError):
-    """A setting is unknown, of the wrong type, or impossible beside another one."""
+    """A setting is unknown, has the wrong type, or conflicts with another setting."""
 
 
 class DataError(HeteroSSFLError):
-    """Images or labels are missing, corrupt or do not fit together."""
+    """Images or labels are missing, corrupt or inconsistent."""
 
 
 class ProtocolError(HeteroSSFLError):
-    """A message between server and client is not what the protocol allows."""
+    """A message between server and client violates the protocol."""
 
 
 class RunError(HeteroSSFLError):
-    """A run folder is missing, in use, or not what it claims to be."""
+    """A run folder is missing, in use, incomplete or damaged, or a run cannot continue."""

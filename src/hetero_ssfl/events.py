@@ -1,8 +1,8 @@
-"""What happens in a run, one type per kind of event.
+"""The events of a run, one type per kind.
 
-The server tells every event to its listener (the progress view, status.json, TensorBoard, a user's function). Kinds
-with `saved = True` are also kept in events.jsonl, one JSON object per line: `event` is the kind, and the figures that a
-method reports lie beside the other fields. This module is the only one that reads or writes that form.
+The server passes every event to its listener (the progress view, status.json, TensorBoard, a user's function). Kinds
+with `saved = True` are also written to events.jsonl, one JSON object per line: `event` is the kind, and the figures
+that a method reports are stored beside the other fields. Only this module reads and writes that format.
 
 `python -m hetero_ssfl.events` prints the table of kinds for docs/use.md.
 """
@@ -20,7 +20,7 @@ class Event:
     saved: ClassVar[bool] = False
 
     def to_json(self) -> dict[str, Any]:
-        """Fields that are None or empty are left out, figures lie beside the others."""
+        """Return the event as a JSON object, without empty fields and with figures beside the other fields."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         figures = values.pop("figures", {})
         plain = {name: value for name, value in values.items() if value is not None and value != ()}
@@ -90,7 +90,7 @@ class Answered(Event):
 
 @dataclass(frozen=True)
 class Warned(Event):
-    """Something went wrong that does not end the run."""
+    """A problem that does not end the run."""
 
     kind = "warning"
     round: int
@@ -108,7 +108,7 @@ class Evaluating(Event):
 
 @dataclass(frozen=True)
 class ClientTrained(Event):
-    """One client's part in one round: what it sent and reported, or why its reply was excluded."""
+    """One client in one round: what it sent and reported, or why its reply was excluded."""
 
     kind = "client"
     saved = True
@@ -136,7 +136,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True)
 class KernelsSeen(Event):
-    """The spectrum of the mean kernel and, where the server has the kernels, how alike those of the clients are."""
+    """The spectrum of the mean kernel and, if the server has the clients' kernels, their mutual CKA."""
 
     kind = "kernels"
     saved = True
@@ -148,7 +148,7 @@ class KernelsSeen(Event):
 
 @dataclass(frozen=True)
 class RoundDone(Event):
-    """A round is complete: how many replies were used, who was away, means over clients and the server's figures."""
+    """A round is complete: number of replies used, absent clients, means over clients and the server's figures."""
 
     kind = "round"
     saved = True
@@ -161,7 +161,7 @@ class RoundDone(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The run is over; `results` is what results.json holds."""
+    """The run is finished; `results` is the content of results.json."""
 
     kind = "finished"
     round: int
@@ -172,7 +172,7 @@ KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses_
 
 
 def from_json(line: Mapping[str, Any]) -> Event | None:
-    """The event of one line. None for a kind that this version does not know; unknown fields are ignored."""
+    """Return the event of one line, or None for an unknown kind. Unknown fields are ignored."""
     kind = KINDS.get(str(line.get("event")))
     if kind is None:
         return None
@@ -184,18 +184,19 @@ def from_json(line: Mapping[str, Any]) -> Event | None:
         values["figures"] = {k: v for k, v in line.items() if k not in names and is_number(v)}
     try:
         return kind(**values)
-    except TypeError:  # a field that must be there is missing
+    except TypeError:  # a required field is missing
         return None
 
 
 def from_lines(lines: Iterable[str | bytes]) -> list[Event]:
-    """The events of a file's lines. A torn last line, which a crash leaves, belongs to an unfinished round."""
+    """Return the events of a file's lines. An incomplete last line after a crash is skipped."""
     found = []
     for line in lines:
         try:
-            event = from_json(json.loads(line))
+            content = json.loads(line)
         except ValueError:
             continue
+        event = from_json(content) if isinstance(content, Mapping) else None
         found += [event] if event is not None else []
     return found
 
@@ -209,7 +210,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def table_of_kinds() -> str:
-    """Markdown, for docs/use.md."""
+    """Return a Markdown table of all kinds, for docs/use.md."""
     rows = ["| `event` | in events.jsonl | fields | meaning |", "|---|---|---|---|"]
     for kind in KINDS.values():
         names = ", ".join(f"`{f.name}`" for f in fields(kind))

@@ -1,4 +1,4 @@
-"""The optimiser of a client's local training, by name or as the user's own callable."""
+"""Optimisers for local training, by name or as the user's callable."""
 
 from collections.abc import Iterable
 from typing import Any, cast
@@ -11,15 +11,15 @@ from .config import OptimConfig
 from .errors import ConfigError
 from .plugins import find
 
-TRUST = 1e-3  # LARS: the length of a step relative to the length of the weights
+TRUST = 1e-3  # LARS: the norm of a step relative to the norm of the weights
 
 
 def build_optimiser(parameters: Iterable[nn.Parameter], config: OptimConfig) -> Optimizer:
-    """A fresh optimiser; the training loop sets its learning rate before every step."""
+    """Return a new optimiser; the training loop sets its learning rate before every step."""
     trained = list(parameters)
     if config.kind == "sgd":
         ours = SGD(trained, config.lr, config.momentum, config.weight_decay)
-        return cast(Optimizer, ours)  # it has all that the training loop and torch's GradScaler use of one
+        return cast(Optimizer, ours)  # it has everything that the training loop and torch's GradScaler use
     if config.kind == "adamw":
         return torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
     if config.kind == "lars":
@@ -34,10 +34,10 @@ def build_optimiser(parameters: Iterable[nn.Parameter], config: OptimConfig) -> 
 
 
 class SGD:
-    """The steps of torch.optim.SGD, bit for bit, without its start.
+    """The same steps as torch.optim.SGD, bit for bit, without its startup time.
 
-    torch imports its compiler, a second of work, when one of its optimisers takes a first step. A SuperNode starts a
-    process for every message.
+    The first step of a torch optimiser imports torch's compiler, which takes a second. A SuperNode starts a process for
+    every message.
     """
 
     def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
@@ -67,10 +67,10 @@ class SGD:
 
 
 class LARS(Optimizer):
-    """SGD with momentum whose steps are as long as the weights allow (You et al., 2017).
+    """SGD with momentum whose step sizes are scaled by the norms of the weights (You et al., 2017).
 
     g <- g + decay * w;  g <- g * TRUST * |w| / |g|;  m <- momentum * m + g;  w <- w - lr * m. Biases and the parameters
-    of norms are neither decayed nor scaled, as BYOL, Barlow Twins and VICReg use it.
+    of normalisation layers are neither decayed nor scaled, as in BYOL, Barlow Twins and VICReg.
     """
 
     def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:

@@ -1,20 +1,24 @@
 """The paper's four tables, cell by cell, at three scales.
 
-`full` is the paper's setting to the letter (GPUs), `laptop` keeps its shape at a size that 2 cores can run, and `smoke`
-runs every cell in seconds on embedded digits, which stand in for every data set: it shows that the machinery works.
-A cell is one run folder per seed; whatever is missing is run or resumed.
+`full` is exactly the paper's setting (GPUs), `laptop` is a scaled-down version for 2 cores, and `smoke` runs every cell
+in seconds on embedded digits instead of the real data sets, to show that the code works.
+A cell is one run folder per seed. Missing or unfinished runs are run or resumed.
 """
 
 import difflib
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
-from .config import Config, load_config
+from .config import Config, load_config, parse_config
 from .errors import ConfigError
 from .events import ClientTrained
 from .federation import start
@@ -26,8 +30,9 @@ TableName = Literal["table1", "table2", "table3", "table4"]
 Scale = Literal["full", "laptop", "smoke"]
 
 HETERO, OURS = "Hetero-SSFL", "Hetero-SSFL, our defaults"
+GLOBAL = "global model"
 
-# How the paper's reading of the alignment differs from our defaults; `preset paper` has it already.
+# The paper's alignment settings that differ from our defaults. The preset `paper` already contains them.
 LITERAL = [
     "alignment.layer=predictor",
     "alignment.row_normalize=false",
@@ -117,17 +122,17 @@ class Cell:
 
     @property
     def clients_shown(self) -> slice:
-        """Table 4 shows the clients of one architecture: they alternate, so every second one."""
+        """The clients that the cell covers. Table 4 shows one architecture, which every second client has."""
         return {"small clients": slice(0, None, 2), "large clients": slice(1, None, 2)}.get(self.column, slice(None))
 
     def folder(self, root: Path, scale: str, seed: int) -> Path:
-        # The two columns of Table 4 are one run seen from two sides.
+        # The two columns of Table 4 come from the same run.
         column = "all" if self.table == "table4" else self.column
         words = f"{column} {self.row}".replace("(", "").replace(")", "").replace(",", "").split()
         return root / scale / self.table / f"{'-'.join(words)}-seed{seed}"
 
-    def config(self, scale: str, seed: int) -> Config:
-        preset, overrides, (small, large) = SCALES[scale]
+    def config(self, scale: str, seed: int, overrides: Sequence[str] = ()) -> Config:
+        preset, changes, (small, large) = SCALES[scale]
         data = self.column if self.column in DATA else {"table3": "CIFAR-100", "table4": "CIFAR-10"}[self.table]
         mixed = self.row in (HETERO, OURS) or self.table == "table4"
         models = [small, large] if mixed else [large]
@@ -138,17 +143,17 @@ class Cell:
             *(DATA[data] if scale != "smoke" else []),
             f"partition.kind={'iid' if self.table == 'table2' else 'classes'}",
             *([f"alignment.mu={MU[data]}"] if self.row == HETERO else []),
-            *overrides,
+            *changes,
         ]
         count, per_round = CLIENTS.get(self.column, (5, 5))
         settings += [f"clients.count={count}", f"clients.per_round={per_round}"]
         if self.row == "central BYOL":
             settings += ["clients.per_round=1"]
-        return load_config(preset, [*settings, *_ours(scale, self.row), *ROW_SETTINGS[self.row]])
+        return load_config(preset, [*settings, *_ours(scale, self.row), *ROW_SETTINGS[self.row], *overrides])
 
 
 def _ours(scale: str, row: str) -> list[str]:
-    """At full scale `preset paper` is literal: our defaults have to be named."""
+    """Return our defaults as overrides at full scale, where the preset `paper` replaces them."""
     if scale != "full" or row != OURS:
         return []
     ours = Config().alignment
@@ -158,7 +163,7 @@ def _ours(scale: str, row: str) -> list[str]:
 
 
 def cells_of(table: TableName, only: str | None = None) -> list[Cell]:
-    """All cells of a table, or those of one `column/row`, row or column."""
+    """Return all cells of a table, or only those of one `column/row`, row or column."""
     cells = [
         Cell(table, row, column, figure)
         for row, figures in FIGURES[table].items()
@@ -168,66 +173,134 @@ def cells_of(table: TableName, only: str | None = None) -> list[Cell]:
     if not chosen:
         near = difflib.get_close_matches(str(only), [cell.name for cell in cells], n=1)
         hint = f"the nearest is '{near[0]}'" if near else f"expected a form such as '{cells[0].name}'"
-        raise ConfigError(f"no cell '{only}' in {table}: {hint}.")
+        raise ConfigError(f"{table} has no cell '{only}': {hint}.")
     return chosen
 
 
-def run_cells(cells: list[Cell], scale: Scale, seeds: int, root: Path, console: Console, quiet: bool) -> None:
-    """Run or resume whatever is missing; a finished cell is left as it is."""
-    for seed in range(seeds):
-        for cell in cells:
-            with RunView(console, f"{cell.name}, seed {seed}", quiet) as view:
-                start(cell.config(scale, seed), cell.folder(root, scale, seed), view)
+def run_cells(
+    cells: list[Cell],
+    scale: Scale,
+    seeds: int,
+    root: Path,
+    console: Console,
+    quiet: bool,
+    overrides: Sequence[str] = (),
+    jobs: int = 1,
+) -> None:
+    """Run or resume unfinished cells, `jobs` runs at a time. Finished cells are left unchanged."""
+    runs = {
+        cell.folder(root, scale, seed): (f"{cell.name}, seed {seed}", cell.config(scale, seed, overrides))
+        for seed in range(seeds)
+        for cell in cells
+    }
+    if jobs == 1:
+        for path, (title, config) in runs.items():
+            with RunView(console, title, quiet) as view:
+                start(config, path, view)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        waiting = {pool.submit(_run_alone, config.to_toml(), path): title for path, (title, config) in runs.items()}
+        done = track(as_completed(waiting), f"{jobs} runs at a time", len(waiting), console=console, disable=quiet)
+        for finished in done:
+            finished.result()
+            console.print(f"{waiting[finished]}: done", highlight=False) if not quiet else None
+
+
+def _run_alone(config: str, path: Path) -> None:
+    """Run one cell without progress output, in a separate process."""
+    start(parse_config(config), path, lambda _: None)
+
+
+@dataclass(frozen=True)
+class RunScore:
+    """One seed of a cell."""
+
+    clients: list[float]
+    """The metric of every client of this cell that trained."""
+    shared: float | None
+    """The metric of the global model, if the method has one."""
+    classifier: float | None
+    """The accuracy of the supervised baseline's own classifier."""
+    never_trained: int
+    lost: list[str]
+    """Descriptions of excluded replies and of clients that were absent at the end."""
+    bytes_sent: float | None
+
+
+def score_run(cell: Cell, folder: RunFolder, metric: str) -> RunScore:
+    results, events = Result.read(folder).results, folder.events()
+    replies = [e for e in events if isinstance(e, ClientTrained) and e.round > 0]
+    trained = {e.client for e in replies if e.excluded is None}
+    shown = dict(list(results["clients"].items())[cell.clients_shown])
+    known = sorted({key for figures in shown.values() for key in figures})
+    figures = [values[metric] for name, values in shown.items() if metric in values and name in trained]
+    if known and metric not in known:
+        raise ConfigError(f"'{folder.path}' has no metric '{metric}'. Choose --metric from: {', '.join(known)}.")
+    shared = results.get("global", {})
+    lost = [f"{e.client} in round {e.round}: {e.excluded}" for e in replies if e.excluded is not None]
+    lost += [f"{name} was absent at the end" for name in results.get("absent", [])]
+    sizes = [e.bytes_up + e.bytes_down for e in replies if e.bytes_up is not None]
+    return RunScore(
+        clients=figures,
+        shared=shared.get(metric),
+        classifier=shared.get("classifier_all"),
+        never_trained=len(set(shown) - trained),
+        lost=lost,
+        bytes_sent=mean(sizes) if sizes else None,
+    )
 
 
 def score(cell: Cell, scale: Scale, seeds: int, root: Path, metric: str = "linear_all") -> dict[str, Any]:
-    """A cell's accuracy: of the last round, mean and deviation over its clients, then over seeds."""
-    values, spreads, sent, shared = list[float](), list[float](), list[float](), list[float]()
-    for seed in range(seeds):
-        folder = RunFolder(cell.folder(root, scale, seed))
-        if not folder.finished:
-            continue
-        result = Result.read(folder)
-        clients = list(result.results["clients"].values())
-        known = sorted({key for figures in clients for key in figures})
-        scores = [figures[metric] for figures in clients[cell.clients_shown] if metric in figures]
-        if not scores and known:
-            raise ConfigError(f"no figure '{metric}' in '{folder.path}'. Choose --metric from: {', '.join(known)}.")
-        if scores:
-            values.append(mean(scores))
-        if len(scores) > 1:
-            spreads.append(stdev(scores))
-        if metric in result.results.get("global", {}):
-            shared.append(result.results["global"][metric])
-        trained = [e for e in folder.events() if isinstance(e, ClientTrained) and e.round > 0]
-        bytes_sent = [e.bytes_up + e.bytes_down for e in trained if e.bytes_up is not None]
-        if bytes_sent:
-            sent.append(mean(bytes_sent))
+    """Return a cell's accuracy after the last round.
+
+    For methods with a global model, this is the accuracy of that model, as their authors report it; for other methods
+    it is the mean over the clients' own models, `clients_mean`. Only clients that trained are averaged.
+    """
+    folders = [RunFolder(cell.folder(root, scale, seed)) for seed in range(seeds)]
+    runs = [score_run(cell, folder, metric) for folder in folders if folder.finished]
+    client_means = [mean(run.clients) for run in runs if run.clients]
+    shared = [run.shared for run in runs if run.shared is not None]
+    values = shared or client_means
+    spreads = [stdev(run.clients) for run in runs if len(run.clients) > 1]
+    classifiers = [run.classifier for run in runs if run.classifier is not None]
+    sent = [run.bytes_sent for run in runs if run.bytes_sent is not None]
     return {
         "cell": cell.name,
         "metric": metric,
         "seeds": len(values),
         "mean": mean(values) if values else None,
         "sd_over_seeds": stdev(values) if len(values) > 1 else None,
+        "of": GLOBAL if shared else "clients",
+        "clients_mean": mean(client_means) if client_means else None,
         "sd_over_clients": mean(spreads) if spreads else None,
+        "classifier_mean": mean(classifiers) if classifiers else None,
+        "trained_clients": sum(len(run.clients) for run in runs),
+        "never_trained_clients": sum(run.never_trained for run in runs),
+        "lost": [text for run in runs for text in run.lost],
         "bytes_per_client_and_round": round(mean(sent)) if sent else None,
-        "global_mean": mean(shared) if shared else None,
         "paper": cell.figure,
     }
 
 
 def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) -> Table:
-    """Each cell: ours, and the paper's figure behind it."""
+    """Build a table with our figure and the paper's figure in each cell."""
     titles = {
         "table1": "Table 1: non-IID",
         "table2": "Table 2: IID",
         "table3": "Table 3: CIFAR-100, clients (per round)",
         "table4": "Table 4: alone and together",
     }
-    stand_in = "; digits stand in for every data set" if scale == "smoke" else ""
+    stand_in = "; digits instead of the real data sets" if scale == "smoke" else ""
+    notes = [
+        "g: global model, with the clients' own models in brackets"
+        if any(s.get("of") == GLOBAL for s in scores)
+        else "",
+        "!: replies or clients were lost" if any(s.get("lost") for s in scores) else "",
+    ]
     out = Table(
         title=f"{titles[table]}, scale {scale}{stand_in}. Test accuracy (%, {scores[0]['metric']}), last round: "
-        "mean ± deviation over seeds \\[deviation over clients] | in the paper"
+        "mean ± deviation over seeds \\[deviation over clients] | in the paper",
+        caption="; ".join(filter(None, notes)) or None,
     )
     out.add_column("method")
     for column in COLUMNS[table]:
@@ -246,8 +319,14 @@ def _accuracy(entry: dict[str, Any]) -> str:
     if entry.get("mean") is None:
         return "-"
     seeds, clients = entry["sd_over_seeds"], entry["sd_over_clients"]
-    return (
-        f"{entry['mean']:.1f}"
-        + (f" ± {seeds:.1f}" if seeds is not None else "")
-        + (f" \\[{clients:.1f}]" if clients is not None else "")
-    )
+    text = f"{entry['mean']:.1f}" + (f" ± {seeds:.1f}" if seeds is not None else "")
+    if entry.get("of") == GLOBAL:
+        text += f" g (clients {entry['clients_mean']:.1f})" if entry["clients_mean"] is not None else " g"
+    elif clients is not None:
+        text += f" \\[{clients:.1f}]"
+    if entry.get("classifier_mean") is not None:
+        text += f" (own classifier {entry['classifier_mean']:.1f})"
+    if entry.get("never_trained_clients"):
+        everyone = entry["trained_clients"] + entry["never_trained_clients"]
+        text += f" ({entry['trained_clients']} of {everyone} clients trained)"
+    return f"{text} !" if entry.get("lost") else text

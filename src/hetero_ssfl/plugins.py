@@ -1,10 +1,10 @@
-"""A user's own code, by name: `package.module:attribute` is imported; `given:NAME` was handed over in this process.
+"""A user's own code by name: `package.module:attribute` is imported; `given:NAME` is an object passed in this process.
 
-Configs hold and send names only. An object of a notebook or script has no name that another process could import, so
-processes that need it are forked from the one that has it.
+Configs contain and send only names. An object of a notebook or script has no name that another process could import,
+so the processes that need it are forked from the one that has it.
 
-What a model's or a run's folder names may be another's choice. It is imported if the user has trained with it on this
-machine, or says so: docs/threat-model.md.
+The names in a model's or run's folder may be chosen by someone else. Such code is imported only if the user has trained
+with it on this machine or declares it trusted: docs/threat-model.md.
 """
 
 import importlib
@@ -27,14 +27,14 @@ _at_hand: ContextVar[Mapping[str, Any]] = ContextVar("objects that the current r
 
 
 class Given:
-    """Objects that one run was given, under the names that its config has for them."""
+    """Objects passed to one run, by the names that its config uses for them."""
 
     def __init__(self) -> None:
         self.things: dict[str, Any] = {}
         self._specs: dict[int, str] = {}
 
     def spec(self, thing: Any, name: str | None = None, keep: Callable[[Any], Any] | None = None) -> str:
-        """The name of a thing: what can be imported by that; else `name` or its own, and a number if two share it."""
+        """Return a spec for an object: `module:name` if it can be imported, else `given:NAME` with a unique name."""
         if id(thing) in self._specs:
             return self._specs[id(thing)]
         own = getattr(thing, "__qualname__", type(thing).__qualname__)
@@ -49,7 +49,7 @@ class Given:
 
     @contextmanager
     def at_hand(self) -> Iterator[None]:
-        """Within this block, and in processes forked from it, `find` knows these objects."""
+        """Make these objects available to `find` within this block, and in processes forked from it."""
         token = _at_hand.set(self.things)
         try:
             yield
@@ -58,12 +58,12 @@ class Given:
 
 
 def find(spec: str, what: str) -> Any:
-    """The callable behind a name; `what` is the setting that named it."""
+    """Return the callable with this name. `what` is the setting that contains the name."""
     module, _, name = spec.partition(":")
     if module == GIVEN:
         if name not in _at_hand.get():
             raise ConfigError(
-                f"{what} = '{spec}' was handed over from Python, and this process does not have it. "
+                f"{what} = '{spec}' is a Python object that does not exist in this process. "
                 "Call federate(...) again with the same arguments."
             )
         return _at_hand.get()[name]
@@ -76,33 +76,33 @@ def find(spec: str, what: str) -> Any:
 def load_module(module: str, remedy: str) -> Any:
     try:
         return importlib.import_module(module)
-    except Exception as error:  # a user's module may raise anything
+    except Exception as error:  # a user's module may raise any exception
         raise ConfigError(f"cannot import {module} ({error}). Remedy: {remedy}.") from None
 
 
-# --- names that come out of a folder ---
+# --- names found in a folder ---
 
-_used: set[str] = set()  # in this process, for where the user's record cannot be written
+_used: set[str] = set()  # names used in this process, in case the user's record cannot be written
 
 
 def remember(specs: Iterable[str]) -> None:
-    """The user trains with these: folders that name them may have them imported from now on."""
+    """Record code that the user trains with. From now on it is imported if a folder names it."""
     entries = {_entry(spec) for spec in specs if ":" in spec and not spec.startswith(f"{GIVEN}:")}
     new = entries - _known() if entries else entries
     _used.update(new)
     if new:
-        with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+        with suppress(OSError, RuntimeError):  # RuntimeError: there is no home directory
             _record().parent.mkdir(parents=True, exist_ok=True)
             with _record().open("a") as file:
                 file.writelines(f"{entry}\n" for entry in sorted(new))
 
 
 def is_trusted(spec: str) -> bool:
-    """Whether what a folder names is imported without asking."""
+    """Return whether code that a folder names may be imported."""
     module, colon, rest = spec.partition(":")
     if not colon or module == GIVEN:
         return True
-    if module in ("timm", "torchvision") and not set(rest) & set("'\":/"):  # options that can name no file to unpickle
+    if module in ("timm", "torchvision") and not set(rest) & set("'\":/"):  # options cannot name a file to unpickle
         return True
     return module in os.environ.get(TRUST_VARIABLE, "").split(",") or _entry(spec) in _known()
 
@@ -116,9 +116,11 @@ def check_trusted(spec: str, what: str) -> None:
 
 
 def _entry(spec: str) -> str:
-    """A name and the file behind it: the same name means other code in another folder."""
+    """Return a name and its file: the same name may refer to other code in another folder."""
     try:
-        found = importlib.util.find_spec(spec.partition(":")[0].partition(".")[0])  # of the outermost: imports nothing
+        found = importlib.util.find_spec(
+            spec.partition(":")[0].partition(".")[0]
+        )  # of the top-level package, which imports nothing
     except (ImportError, ValueError):
         found = None
     return json.dumps([spec, found and (found.origin or list(found.submodule_search_locations or []))])

@@ -1,6 +1,6 @@
-"""A run as it happens, on a terminal: rounds, who is at work, losses, alignment, time left.
+"""Live view of a run on a terminal: rounds, training clients, losses, alignment, time left.
 
-Without a terminal (a log file, CI) it is one plain line per finished round.
+Without a terminal (a log file, CI) it prints one plain line per finished round.
 """
 
 from rich.console import Console

@@ -1,19 +1,19 @@
-"""A run folder: everything a run was, is and found, in files that a crash cannot tear.
+"""A run folder: config, state and results of a run, in files that survive a crash.
 
     config.toml          the whole config
     environment.json     versions, machine, commit
-    facts.json           RAD digest, classes, who holds how many images of which
-    split.safetensors    which training image is validation, RAD or whose
+    facts.json           RAD digest, classes, number of images of each class for each client
+    split.safetensors    rows of the validation set, of the RAD and of each client
     rad.safetensors      the RAD's pixels
-    server.safetensors   the server's state after the last finished round: the commit point of a round
-    shares/NAME/         what the server keeps of each client's replies, the two newest
+    server.safetensors   the server's state after the last finished round; writing it commits the round
+    shares/NAME/         contributions of each client that the server keeps, the two newest rounds
     clients/NAME/        each client's own state, the two newest rounds
     models/NAME/         at the end: encoder.safetensors and card.json
     events.jsonl         one line per client and round, and one per finished round
     results.json         at the end: accuracies on the test images
 
-Every file is written beside its place and renamed into it; only events.jsonl grows, and a torn last line is ignored.
-Tensors are safetensors, the rest is JSON or TOML: nothing is ever unpickled.
+Every file is written under a temporary name and then renamed; only events.jsonl is appended to, and an incomplete last
+line is ignored. Tensors are safetensors, all other files are JSON or TOML: nothing is ever unpickled.
 """
 
 import fcntl
@@ -42,11 +42,11 @@ FORMAT = 3
 READABLE = (2, 3)
 
 SiteKind = Literal["simulated", "python", "nodes"]
-"""Where a run's participants are: a split of one data set, objects of a user's program, or settings files."""
+"""Where a run's participants are: a split of one data set, objects of a user's program, or node settings files."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """All of it or nothing, also through a power cut."""
+    """Write a file completely or not at all, even if the power fails."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,11 +57,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         scratch.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the new name, too, must survive a power cut
+            os.fsync(folder)  # the rename must also survive a power failure
         finally:
             os.close(folder)
     except OSError as error:
-        raise RunError(f"cannot write '{path}': {error.strerror}. Make room there; nothing was lost.") from None
+        raise RunError(f"cannot write '{path}': {error.strerror}. Free some disk space; nothing was lost.") from None
     finally:
         scratch.unlink(missing_ok=True)
 
@@ -71,7 +71,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
-    # A copy of each: safetensors refuses tensors that share memory, as tied weights do.
+    # Copies, because safetensors refuses tensors that share memory, such as tied weights.
     contents = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     write_atomically(path, save(contents, {"about": json.dumps(dict(about or {}))}))
 
@@ -88,7 +88,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 class SavedTensors(Mapping[str, Tensor]):
-    """Tensors that wait in a file and are read when looked at: a thousand clients' replies need not be in memory."""
+    """Tensors in a file that are read on access, so that a thousand clients' contributions need no memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,10 +104,10 @@ class SavedTensors(Mapping[str, Tensor]):
 
 
 def resume_command(path: Path) -> str:
-    """What continues a run, for messages."""
+    """Return the command that continues a run, for messages."""
     try:
         facts = json.loads((path / "facts.json").read_text())
-    except (OSError, ValueError):  # this text is part of another message, which must not fail
+    except (OSError, ValueError):  # the result is part of another message, so it must not fail
         facts = {}
     if facts.get("given"):
         return f"federate(..., run_dir='{path}') and the same other arguments"
@@ -120,11 +120,11 @@ class RunFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
-    # --- life of a run ---
+    # --- create and open ---
 
     @classmethod
     def create(cls, path: Path, config: Config, fill: Callable[["RunFolder"], None]) -> "RunFolder":
-        """A new folder. `config.toml` comes last: a folder that has it is complete."""
+        """Create a run folder. `config.toml` is written last: a folder that has it is complete."""
         folder = cls(path)
         folder.write_json("environment.json", environment())
         fill(folder)
@@ -146,7 +146,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One process at a time trains in a folder."""
+        """Lock the folder: only one process at a time can train in it."""
         busy = RunError(f"another process is working in '{self.path}'. Wait for it or stop it.")
         with _locked(self.path / ".lock", busy):
             yield
@@ -161,9 +161,9 @@ class RunFolder:
 
     @property
     def site(self) -> SiteKind:
-        """Where the participants are, as it was written when the run was created."""
+        """Where the participants are, as recorded when the run was created."""
         facts = self.read_json("facts.json")
-        if "site" not in facts:  # format 2 did not say so
+        if "site" not in facts:  # format 2 did not record it
             if facts.get("given"):
                 return "python"
             return "simulated" if (self.path / "split.safetensors").exists() else "nodes"
@@ -202,19 +202,21 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise RunError(f"cannot write events in '{self.path}': {error.strerror}. Make room and resume.") from None
+            raise RunError(
+                f"cannot write events in '{self.path}': {error.strerror}. Free some disk space and resume."
+            ) from None
 
     def events(self) -> list[Event]:
         return from_lines(self._event_lines())
 
     def forget_events_after(self, round_number: int) -> None:
-        """Drop what a crash left behind of a round that was not finished."""
+        """Drop the events of unfinished rounds after a crash."""
         kept = []
         for line in self._event_lines():
             try:
                 kept += [line] if json.loads(line)["round"] <= round_number else []
             except ValueError:
-                continue  # the torn last line of a crash
+                continue  # an incomplete last line after a crash
         write_atomically(self.path / "events.jsonl", "".join(f"{line}\n" for line in kept).encode())
 
     def _event_lines(self) -> list[str]:
@@ -226,18 +228,18 @@ class RunFolder:
     # --- clients ---
 
     def states(self, name: str) -> "StateFolder":
-        """A simulated client's own networks."""
+        """Return the folder of a simulated client's networks."""
         return StateFolder(self.path / "clients" / name)
 
     def shares(self, name: str) -> "StateFolder":
-        """What the server keeps of a client's replies."""
+        """Return the folder of the contributions that the server keeps of a client."""
         return StateFolder(self.path / "shares" / name)
 
 
 class StateFolder:
-    """A participant's tensors after its two newest rounds: its networks on its own disk, or what the server keeps.
+    """The tensors of one participant after its two newest rounds: its networks, or its contributions on the server.
 
-    Two, because a server that crashed before it saved a round asks for that round again.
+    Two rounds are kept because a server that crashes before it saves a round requests that round again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -246,21 +248,21 @@ class StateFolder:
     def save(self, round_number: int, tensors: Mapping[str, Tensor]) -> None:
         save_tensors(self.file(round_number), tensors)
         for old in self._saved()[:-2]:
-            self.file(old).unlink(missing_ok=True)  # a worker of a killed run may be about to end here too
+            self.file(old).unlink(missing_ok=True)  # a leftover worker of a killed run may have deleted it
 
     def forget_after(self, round_number: int) -> None:
-        """Drop what a crash left behind of a round that was not finished."""
+        """Delete the files of unfinished rounds after a crash."""
         for later in self._saved():
             if later > round_number:
                 self.file(later).unlink()
 
     def newest(self, limit: int) -> int:
-        """The newest saved round that is not after `limit`; 0 for the untrained client."""
+        """Return the newest saved round up to `limit`; 0 for an untrained client."""
         saved = self._saved()
         found = max((r for r in saved if r <= limit), default=0)
         if not found and len(saved) > 1:
             raise ProtocolError(
-                f"asked for the networks after round {limit}, but '{self.path.name}' keeps rounds {saved} only. "
+                f"the server asked for networks after round {limit}, but '{self.path.name}' has only rounds {saved}. "
                 "The server's run folder may be an old copy: continue with the newest one."
             )
         return found
@@ -270,8 +272,8 @@ class StateFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One training at a time: a server that gave up waiting may ask again while the old work still runs."""
-        busy = ProtocolError(f"'{self.path.name}' is still busy with an earlier instruction. Ask again next round.")
+        """Allow one training at a time: after a timeout, the server may ask again while the old training still runs."""
+        busy = ProtocolError(f"'{self.path.name}' is still busy with an earlier message. Ask again next round.")
         with _locked(self.path / ".lock", busy):
             yield
 
@@ -284,12 +286,14 @@ class StateFolder:
 
 @contextmanager
 def _locked(path: Path, busy: HeteroSSFLError) -> Iterator[None]:
-    """Hold a file's lock, or raise `busy`; the lock goes with the process, however it ends."""
+    """Hold a file's lock, or raise `busy`. The system releases the lock when the process ends."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     except OSError as error:
-        raise RunError(f"cannot write in '{path.parent}': {error.strerror}. Check who may write there.") from None
+        raise RunError(
+            f"cannot write in '{path.parent}': {error.strerror}. Check the permissions of the folder."
+        ) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -299,7 +303,7 @@ def _locked(path: Path, busy: HeteroSSFLError) -> Iterator[None]:
 
 
 def environment() -> dict[str, Any]:
-    """Where and with what a result was made."""
+    """Return the versions, machine, commit and command that produce a result."""
     packages = ("hetero-ssfl", "torch", "flwr", "datasets", "flwr-datasets", "safetensors", "pydantic", "numpy")
     return {
         "format": FORMAT,
@@ -320,7 +324,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of this code if it runs from a checkout."""
+    """Return the commit of this code if it runs from a checkout."""
     here = Path(__file__).parent
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)

@@ -1,4 +1,4 @@
-"""One config over a grid of settings and seeds: `--over alignment.mu=0,0.5,4 --over rad.size=100,500`."""
+"""Run one config over a grid of settings and seeds: `--over alignment.mu=0,0.5,4 --over rad.size=100,500`."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -34,19 +34,19 @@ class Axis:
 def run_sweep(
     config: str, axes: list[Axis], overrides: list[str], seeds: int, root: Path, console: Console, quiet: bool
 ) -> list[dict[str, Any]]:
-    """Run or resume every point; returns one row per point."""
+    """Run or resume every point of the grid. Return one row per point."""
     points = [dict(zip([a.key for a in axes], values, strict=True)) for values in product(*(a.values for a in axes))]
-    for point in points:  # a misspelt key is found before the first run, not after it
+    for point in points:  # find a misspelt key before the first run
         load_config(config, [*overrides, *[f"{k}={v}" for k, v in point.items()]])
     rows = []
     for point in points:
-        settings = [f"{key}={value}" for key, value in point.items()]
+        changes = [f"{key}={value}" for key, value in point.items()]
         results = []
         for seed in range(seeds):
-            name = "-".join([*settings, f"seed{seed}"]).replace("/", "_")
-            with RunView(console, " ".join([*settings, f"seed {seed}"]), quiet) as view:
-                settled = load_config(config, [*overrides, *settings, f"seed={seed}"])
-                results.append(Result.read(start(settled, root / name, view)))
+            name = "-".join([*changes, f"seed{seed}"]).replace("/", "_")
+            with RunView(console, " ".join([*changes, f"seed {seed}"]), quiet) as view:
+                loaded = load_config(config, [*overrides, *changes, f"seed={seed}"])
+                results.append(Result.read(start(loaded, root / name, view)))
         rows.append(_row(point, results))
     return rows
 
@@ -82,7 +82,7 @@ def sweep_table(axes: list[Axis], rows: list[dict[str, Any]]) -> Table:
 
 
 def draw_sweep(axes: list[Axis], rows: list[dict[str, Any]], metric: str, path: Path) -> None:
-    """The first axis runs along x, the others are lines; a dot is a seed."""
+    """Plot the sweep: the first axis along x, the other axes as lines, and a dot for each seed."""
     figure, canvas = plots.subplots(figsize=(6, 4))
     first, *others = axes
     for values in product(*(axis.values for axis in others)):

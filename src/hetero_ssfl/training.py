@@ -1,4 +1,4 @@
-"""The only local training loop: every method, with or without peers, passes through `train`."""
+"""The local training loop. Every method uses `train`."""
 
 import math
 from collections.abc import Callable
@@ -17,20 +17,20 @@ from .optimisers import build_optimiser
 from .seeding import global_seed, rng_for
 
 Regulariser = Callable[[Learner, Generator, int], Tensor]
-"""A further term of the loss, already weighted, from the networks, a generator and the step's number in the epoch."""
+"""Returns another term of the loss, already weighted, from the networks, a generator and the step within the epoch."""
 
 Objective = Callable[["TrainingClient", Tensor, Tensor | None, Generator], tuple[Tensor, Tensor]]
-"""The local loss of a batch of images (and labels, where there are any), and features to watch for collapse."""
+"""Returns the local loss of a batch of images (and labels, if any), and features to monitor for collapse."""
 
 Progress = Callable[[float, float], None]
-"""Called with the share of the round done and the loss: after each step on a CPU, after some on an accelerator."""
+"""Called with the completed fraction of the round and the loss: each step on a CPU, less often on an accelerator."""
 
-STEPS_BETWEEN_READS = 50  # on an accelerator, where reading the loss waits for all work that is queued
+STEPS_BETWEEN_READS = 50  # on an accelerator, where reading the loss waits for all queued work
 
 
 @dataclass
 class TrainingClient:
-    """A participant: its name, its networks, its images and the RAD it shares with the others."""
+    """A participant: its name, networks, images, and the RAD that all participants have."""
 
     name: str
     config: Config
@@ -38,7 +38,7 @@ class TrainingClient:
     pixels: Tensor
     rad: Tensor
     labels: Tensor | None = None
-    """Read by supervised baselines only."""
+    """Used by supervised baselines only."""
     round: int = 0
     """The last round whose training the networks contain."""
     progress: Progress = field(default=lambda *_: None)
@@ -51,7 +51,7 @@ class TrainingClient:
 def self_supervised(
     client: TrainingClient, pixels: Tensor, labels: Tensor | None, rng: Generator
 ) -> tuple[Tensor, Tensor]:
-    """The loss that `ssl.kind` names on views of each image; labels are not looked at."""
+    """Compute the loss `ssl.kind` on views of each image; labels are ignored."""
     views = [random_view(pixels, client.config.views, rng) for _ in range(client.config.views.count)]
     return local_loss(client.learner, views)
 
@@ -62,7 +62,7 @@ def train(
     regulariser: Regulariser | None = None,
     objective: Objective = self_supervised,
 ) -> dict[str, float]:
-    """E local epochs of the objective (plus the regulariser); returns means over the round's steps.
+    """Train E local epochs on the objective (plus the regulariser) and return means over the round's steps.
 
     `spread` and `batch_rank` (the effective rank of the last batch's projections) show a collapse before the loss does.
     """
@@ -76,7 +76,7 @@ def train(
     no_term, sums = torch.zeros((), device=device), torch.zeros(3, device=device)
     learner.train()
     for epoch in range(config.local_epochs):
-        # Local data and regulariser draw from separate streams, so that mu = 0 is exactly local training.
+        # Local data and regulariser use separate generators, so that mu = 0 is exactly local training.
         scope = ("train", client.name, round_number, epoch)
         rng, rng_regulariser = rng_for(config.seed, *scope), rng_for(config.seed, *scope, "regulariser")
         order = torch.randperm(len(pixels), generator=rng)
@@ -102,7 +102,7 @@ def train(
                 sums += values
                 if on_cpu or step % STEPS_BETWEEN_READS == 0:
                     client.progress(done, float(values[0] + values[1]))
-    optimiser.zero_grad(set_to_none=True)  # a client that waits for its next round needs no gradients
+    optimiser.zero_grad(set_to_none=True)  # free the gradients: a waiting client does not need them
     ssl, term_mean, spread = (sums / (steps * config.local_epochs)).cpu().tolist()
     if not math.isfinite(ssl + term_mean):
         raise FloatingPointError(
@@ -115,33 +115,33 @@ def train(
 
 
 def mixed_precision(config: Config, device: torch.device) -> AbstractContextManager[object]:
-    """Let torch choose half precision where it is safe, if the config asks for it; sums and norms stay float32."""
+    """Return torch's autocast context if the config asks for half precision; sums and norms stay float32."""
     if config.engine.precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, config.engine.precision))
 
 
 def learning_rate(config: Config, rounds_done: float) -> float:
-    """Constant, or a cosine that reaches 0 at the end of the last round; at first it may rise from 0."""
+    """Return the learning rate: constant, or a cosine that reaches 0 after the last round; with optional warm-up."""
     optim = config.optim
     peak = optim.lr * min(1.0, rounds_done / optim.warmup) if optim.warmup else optim.lr
     return peak if optim.schedule == "constant" else peak * cosine(config, rounds_done)
 
 
 def ema(config: Config, rounds_done: float) -> float:
-    """The share of the target network that a step keeps: constant, or from `ema` to `ema_end` along a cosine."""
+    """Return the decay of the target network's moving average: constant, or a cosine from `ema` to `ema_end`."""
     start, end = config.ssl.ema, config.ssl.ema_end
     return start if end is None else end - (end - start) * cosine(config, rounds_done)
 
 
 def cosine(config: Config, rounds_done: float) -> float:
-    """From 1 at the beginning of the run to 0 at its end."""
+    """Return a value that falls from 1 at the start of the run to 0 at its end."""
     return (1 + math.cos(math.pi * rounds_done / config.rounds)) / 2
 
 
 @torch.no_grad()
 def rad_representations(client: TrainingClient, batch: int = 512) -> Tensor:
-    """Phi(X; W) of the whole, clean RAD, from the network in evaluation mode."""
+    """Return Phi(X; W) for the whole RAD without augmentation, with the network in evaluation mode."""
     client.learner.eval()
     layer = client.config.alignment.layer
     parts = [client.learner.represent(to_input(rows.to(client.device)), layer) for rows in client.rad.split(batch)]

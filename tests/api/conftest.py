@@ -1,4 +1,4 @@
-"""A tiny federation from Python that the tests of this folder share: three unlike encoders, labels at two."""
+"""A tiny federation from Python, shared by the tests of this folder: three different encoders, two with labels."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every kind of data a client may bring becomes the same tensors."""
+"""Every kind of client data is converted to the same tensors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +41,7 @@ def write(folder: Path, images: list[Image.Image]) -> Path:
 
 
 class Pairs(Dataset[tuple[Image.Image, int]]):
-    """Has a length and items, and is not iterable."""
+    """A data set with a length and items that is not iterable."""
 
     __iter__ = None
 
@@ -61,7 +61,7 @@ class Stream(IterableDataset[Tensor]):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_channels_may_be_first_last_or_left_out(channels: int) -> None:
+def test_channels_can_be_first_last_or_missing(channels: int) -> None:
     first = pixels(channels=channels)
     forms = [first, first.transpose(0, 2, 3, 1), torch.from_numpy(first), list(first), pictures(channels)]
     forms += [first[:, 0]] if channels == 1 else []
@@ -69,7 +69,7 @@ def test_channels_may_be_first_last_or_left_out(channels: int) -> None:
         assert np.array_equal(read_given(form, None, PLAIN, "a").pixels, first)
 
 
-def test_datasets_bring_their_labels() -> None:
+def test_labels_of_datasets_are_used() -> None:
     wanted = pixels()
     labels = [k % 2 for k in range(10)]
     arrow = ArrowDataset.from_dict({"img": pictures(), "label": labels}).cast_column("img", ImageFeature())
@@ -84,7 +84,7 @@ def test_datasets_bring_their_labels() -> None:
         assert found.labels is None
 
 
-def test_a_folder_without_labels_is_used_whole_flat_or_nested(tmp_path: Path) -> None:
+def test_a_folder_without_labels_is_used_completely_flat_or_nested(tmp_path: Path) -> None:
     write(tmp_path / "flat", pictures())
     write(tmp_path / "nested" / "2024", pictures()[:5])
     write(tmp_path / "nested" / "2025" / "may", pictures()[5:])
@@ -93,7 +93,7 @@ def test_a_folder_without_labels_is_used_whole_flat_or_nested(tmp_path: Path) ->
         assert (len(train), len(test), train.labels) == (10, 0, None)
 
 
-def test_with_labels_a_fifth_is_kept_for_testing_unless_there_is_a_test_set(tmp_path: Path) -> None:
+def test_with_labels_a_fifth_is_held_out_unless_there_is_a_test_set(tmp_path: Path) -> None:
     write(tmp_path / "cats-and-dogs" / "cat", pictures())
     write(tmp_path / "cats-and-dogs" / "dog", pictures())
     for data, labels in ((tmp_path / "cats-and-dogs", None), (pixels(20), ["cat", "dog"] * 10)):
@@ -106,14 +106,14 @@ def test_with_labels_a_fifth_is_kept_for_testing_unless_there_is_a_test_set(tmp_
         read_with_test(pixels(), [0] * 10, pixels(), PLAIN, "a")
 
 
-def test_a_class_has_the_same_number_at_every_client() -> None:
+def test_a_class_has_the_same_index_at_every_client() -> None:
     parts = [read_given(pixels(2), names, PLAIN, "a") for names in (["dog", "cat"], ["eel", "dog"], ["10", "9"])]
     agreed = agree_on_classes([*parts, read_given(pixels(), None, PLAIN, "b")])
     assert all(part.classes == ("9", "10", "cat", "dog", "eel") for part in agreed)
     assert [part.labels.tolist() for part in agreed if part.labels is not None] == [[3, 2], [4, 3], [1, 0]]
 
 
-def test_a_class_that_only_the_test_split_has_keeps_its_name(tmp_path: Path) -> None:
+def test_a_class_that_is_only_in_the_test_split_keeps_its_name(tmp_path: Path) -> None:
     splits = {"train": [0, 1] * 5, "test": [0, 2] * 5}
     for seed, (split, labels) in enumerate(splits.items()):
         table = ArrowDataset.from_dict({"img": pictures(seed=seed), "label": labels})
@@ -125,15 +125,15 @@ def test_a_class_that_only_the_test_split_has_keeps_its_name(tmp_path: Path) -> 
     assert agree_on_classes([images])[0].labels is not None
 
 
-def test_a_rad_is_what_a_source_has_for_training(tmp_path: Path) -> None:
+def test_a_rad_is_read_from_the_training_split(tmp_path: Path) -> None:
     digits = DataConfig(source="digits")
     assert torch.equal(read_rad("digits", PLAIN), load_images(digits, "train").pixels)
     write(tmp_path / "flat", pictures())
-    assert len(read_rad(tmp_path / "flat", DataConfig(label_column="diagnosis"))) == 10  # no labels are missed
+    assert len(read_rad(tmp_path / "flat", DataConfig(label_column="diagnosis"))) == 10  # a RAD needs no labels
     assert np.array_equal(read_rad(pixels(), PLAIN), pixels())
 
 
-def test_images_that_cannot_be_read_are_counted_once_and_with_those_of_the_test(tmp_path: Path) -> None:
+def test_unreadable_images_are_counted_once_including_test_images(tmp_path: Path) -> None:
     config = DataConfig(on_bad_image="skip")
     for name in ("a", "b"):
         write(tmp_path / name, pictures())
@@ -144,7 +144,7 @@ def test_images_that_cannot_be_read_are_counted_once_and_with_those_of_the_test(
         assert tuple(part.skipped for part in parts) == expected
 
 
-def test_a_side_and_channels_make_images_alike_whatever_they_come_in(tmp_path: Path) -> None:
+def test_side_and_channels_convert_all_images_to_one_shape(tmp_path: Path) -> None:
     mixed = [*pictures(side=12)[:3], *pictures(1, side=9)[:3]]
     config = DataConfig(side=8, channels=1)
     folder = write(tmp_path / "mixed", mixed)
@@ -155,7 +155,7 @@ def test_a_side_and_channels_make_images_alike_whatever_they_come_in(tmp_path: P
     assert read_given(pixels(4, 1, 12), None, DataConfig(side=8, channels=3), "a").pixels.shape == (4, 3, 8, 8)
 
 
-def test_what_is_no_image_stays_as_it_is() -> None:
+def test_data_other_than_images_are_unchanged() -> None:
     series = np.random.default_rng(0).normal(size=(5, 3, 40))
     assert torch.equal(read_given(series, None, PLAIN, "a").pixels, torch.from_numpy(series).float())
     tokens = torch.randint(1000, (5, 12))
@@ -167,7 +167,7 @@ def test_what_is_no_image_stays_as_it_is() -> None:
     [
         (3.5, None, "the data of a are a float, expected a folder, a data-set id, an array"),
         ([], None, "the data of a are empty"),
-        (DataLoader(Pairs()), None, r"the data of a are a DataLoader, expected .* Give its \.dataset"),
+        (DataLoader(Pairs()), None, r"the data of a are a DataLoader, expected .* Pass its \.dataset"),
         ({"train": pixels()}, None, r"the data of a are a dict, expected .* such as data\['train'\]"),
         (DatasetDict(), None, r"the data of a are a DatasetDict, expected .* such as data\['train'\]"),
         (DataFrame({"x": [1.0, 2.0]}), None, r"the data of a are a DataFrame, expected .*to_numpy"),
@@ -185,12 +185,12 @@ def test_what_is_no_image_stays_as_it_is() -> None:
         ([pixels(1)[0], pixels(1, side=9)[0]], None, r"sample 1 of a has shape \(3, 9, 9\).*'data.side'"),
     ],
 )
-def test_data_that_cannot_be_used_are_refused_with_a_remedy(data: object, labels: object, message: str) -> None:
+def test_error_for_unusable_data_names_a_remedy(data: object, labels: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_given(data, labels, PLAIN, "a")
 
 
-def test_a_federation_of_a_folder_a_table_a_dataset_and_an_array(tmp_path: Path) -> None:
+def test_a_folder_a_table_a_dataset_and_an_array_train_together(tmp_path: Path) -> None:
     folder = write(tmp_path / "folder" / "a", pictures(seed=1)).parent
     others = write(tmp_path / "others", pictures(seed=2))
     encoded = [{"bytes": path.read_bytes(), "path": None} for path in sorted(others.iterdir())]

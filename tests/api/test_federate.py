@@ -1,4 +1,4 @@
-"""federate(...): the same training as everywhere, on objects of this process."""
+"""federate(...) trains objects of this process as other runs do."""
 
 import copy
 import gc
@@ -32,7 +32,7 @@ def same(a: RunFolder, b: RunFolder) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
 
 
-def test_a_table_has_a_row_per_client_in_the_order_given(run: Run) -> None:
+def test_the_table_has_one_row_per_client_in_the_given_order(run: Run) -> None:
     table = run.table()
     assert list(table.index) == ["own-net", "client-001", "client-002"]
     assert list(table["encoder"]) == ["Net", "resnet8(width=8)", "vit(width=16, depth=1, heads=2)"]
@@ -43,11 +43,11 @@ def test_a_table_has_a_row_per_client_in_the_order_given(run: Run) -> None:
         .notna()
         .all(axis=None)
     )
-    assert table.loc["client-002", ["linear_own"]].isna().all()  # it has no labels to say what is its own
+    assert table.loc["client-002", ["linear_own"]].isna().all()  # without labels, its own classes are unknown
     assert set(run.events()["event"]) >= {"client", "round", "evaluation"}
 
 
-def test_a_trained_encoder_is_returned_and_the_users_is_left_alone(run: Run, clients: list[Client]) -> None:
+def test_a_trained_encoder_is_returned_and_the_users_is_unchanged(run: Run, clients: list[Client]) -> None:
     trained, given = run.encoder("own-net"), clients[0].encoder
     assert not trained.training
     assert torch.equal(trained(torch.ones(2, 1, 16, 16)), run.encoder(0)(torch.ones(2, 1, 16, 16)))
@@ -69,7 +69,7 @@ def test_an_instance_starts_from_its_own_weights(clients: list[Client], digits: 
     assert torch.allclose(run.encoder(0).conv.weight, other.conv.weight, atol=1e-6)
 
 
-def test_training_is_that_of_a_simulated_run_bit_for_bit(tmp_path: Path, digits: Images) -> None:
+def test_training_is_bit_identical_to_a_simulated_run(tmp_path: Path, digits: Images) -> None:
     config = load_config("smoke", ["evaluation.every=0", "rounds=1"])
     simulated = start(config, tmp_path / "simulated", lambda _: None)
     rows = load_tensors(simulated.path / "split.safetensors")[0]
@@ -79,10 +79,10 @@ def test_training_is_that_of_a_simulated_run_bit_for_bit(tmp_path: Path, digits:
     assert same(simulated, given.folder)
 
 
-def test_one_after_another_in_this_process_gives_the_same_bits(
+def test_training_in_this_process_is_bit_identical(
     run: Run, clients: list[Client], digits: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.torch.cuda, "is_initialized", lambda: True)  # as on a machine with a GPU in use
+    monkeypatch.setattr(engine.torch.cuda, "is_initialized", lambda: True)  # as with a GPU in use
     grids, real = [], InlineGrid.__enter__
     monkeypatch.setattr(InlineGrid, "__enter__", lambda self: grids.append(self) or real(self))
     rad = digits.pixels[600:650]
@@ -91,7 +91,7 @@ def test_one_after_another_in_this_process_gives_the_same_bits(
     assert same(run.folder, inline.folder)
 
 
-def test_a_fork_works_after_this_process_has_trained_on_several_threads(digits: Images, tmp_path: Path) -> None:
+def test_forked_workers_work_after_training_with_several_threads(digits: Images, tmp_path: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     x = torch.randn(500, 500, requires_grad=True)
@@ -103,7 +103,7 @@ def test_a_fork_works_after_this_process_has_trained_on_several_threads(digits: 
 
 
 @pytest.mark.parametrize("settings", [{"clients.per_round": 7}, {"clients.weights": [1, 2, 3, 4, 5, 6, 7]}])
-def test_settings_are_judged_by_the_clients_that_there_are(digits: Images, tmp_path: Path, settings: dict) -> None:
+def test_settings_are_checked_against_the_number_of_clients(digits: Images, tmp_path: Path, settings: dict) -> None:
     federation = [Client(digits.pixels[10 * k : 10 * k + 10], "resnet8(width=4)") for k in range(7)]
     tiny = {**settings, "local_epochs": 1, "evaluation.every": 0}
     run = federate(federation, 14, config="smoke", rounds=1, settings=tiny, run_dir=tmp_path / "r", progress=False)
@@ -128,7 +128,7 @@ def test_clients_that_are_settings_files_keep_their_order(tmp_path: Path) -> Non
     assert repr(run) == f"Run('{run.path}', 3 clients, hetero-ssfl, 1 rounds)"
 
 
-# --- called again ---
+# --- second call ---
 
 
 def test_a_finished_run_is_returned_at_once(run: Run, clients: list[Client], digits: Images) -> None:
@@ -139,16 +139,16 @@ def test_a_finished_run_is_returned_at_once(run: Run, clients: list[Client], dig
     assert again.table().equals(run.table())
     del again
     gc.collect()
-    assert isinstance(run.encoder(0), Net)  # what one run has does not go with another that had it too
+    assert isinstance(run.encoder(0), Net)  # freeing one run keeps the objects of another
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
         ({"settings": {"alignment.mu": 1}}, "settings"),
-        ({"rad": np.s_[601:651]}, "data in its RAD"),
-        ({"encoder": net(width=25)}, "data or another encoder of own-net"),
-        ({"data": lambda pixels: 255 - pixels}, "data or another encoder of own-net"),
+        ({"rad": np.s_[601:651]}, "RAD data"),
+        ({"encoder": net(width=25)}, "data or encoder of own-net"),
+        ({"data": lambda pixels: 255 - pixels}, "data or encoder of own-net"),
         ({"name": "other"}, "clients"),
     ],
 )
@@ -160,11 +160,11 @@ def test_a_folder_with_another_run_is_refused(
     encoder = change.get("encoder", clients[0].encoder)
     first = Client(data, encoder, change.get("name", "own-net"), labels=digits.labels[:200])
     settings = {**SETTINGS, **change.get("settings", {})}
-    with pytest.raises(RunError, match=rf"holds a run with other {what}.*or choose another run folder"):
+    with pytest.raises(RunError, match=rf"holds a run with different {what}.*or choose another run folder"):
         federate([first, *clients[1:]], rad, config="smoke", settings=settings, run_dir=run.path, progress=False)
 
 
-def test_runs_get_folders_of_their_own(clients: list[Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_run_gets_its_own_folder(clients: list[Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "smoke-local-seed3").mkdir(parents=True)
     run = federate(clients[:1], 8, "local", config="smoke", rounds=1, seed=3, progress=False)

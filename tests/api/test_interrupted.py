@@ -1,4 +1,4 @@
-"""kill -9 in the middle of a round, call again with the same arguments: the same final bits."""
+"""After kill -9 in the middle of a round, a second call with the same arguments gives bit-identical results."""
 
 import signal
 import subprocess
@@ -13,7 +13,7 @@ SCRIPT = [sys.executable, "-m", "helpers.interrupted"]
 TESTS = Path(__file__).parents[1]
 
 
-def test_a_killed_run_goes_on_to_the_same_bits_when_it_is_called_again(tmp_path: Path) -> None:
+def test_a_killed_run_continues_to_bit_identical_results_when_called_again(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     with subprocess.Popen([*SCRIPT, str(cut)], stdout=subprocess.PIPE, text=True, cwd=TESTS) as process:
         assert process.stdout is not None
@@ -23,6 +23,6 @@ def test_a_killed_run_goes_on_to_the_same_bits_when_it_is_called_again(tmp_path:
     assert process.returncode == -signal.SIGKILL
     assert not RunFolder(cut).finished
     again = subprocess.run([*SCRIPT, str(cut)], capture_output=True, text=True, check=True, timeout=120, cwd=TESTS)
-    assert "start 1" in again.stdout  # one round was finished, and is not repeated
+    assert "start 1" in again.stdout  # the finished round is not repeated
     subprocess.run([*SCRIPT, str(whole)], capture_output=True, check=True, timeout=120, cwd=TESTS)
     assert same(RunFolder(whole), RunFolder(cut))

@@ -1,4 +1,4 @@
-"""What federate keeps apart: test samples, validation samples, what a limit leaves."""
+"""How federate separates training, test and validation samples, and applies a limit."""
 
 from collections.abc import Sequence
 
@@ -17,12 +17,12 @@ RAD = slice(600, 620)
 
 
 def members(clients: Sequence[Client], rad: object, config: Config | None = None) -> list[PreparedClient]:
-    """As a run would have them, without training one."""
+    """Prepare clients as a run does, without training."""
     config = config or Config(data={"validation": 0})  # type: ignore[arg-type]
     return _read(clients, _names(clients), [ModelConfig(encoder="resnet8")] * len(clients), rad, config)[0]
 
 
-def test_labels_at_one_client_cannot_make_another_clients_training_data_a_test(digits: Images) -> None:
+def test_training_data_of_one_client_are_never_test_data_of_another(digits: Images) -> None:
     x, y = digits.pixels[:40], digits.labels[:40]
     clients = [Client(x, net()), Client(x, net(), labels=y)]
     with pytest.raises(DataError, match="all 8 test samples of client-001 also occur in the training data of client-0"):
@@ -35,9 +35,7 @@ def test_a_test_set_within_the_training_data_is_refused(digits: Images) -> None:
         members([Client(x, net(), labels=y, test=(x[:5], y[:5]))], digits.pixels[RAD])
 
 
-def test_a_rad_with_test_images_costs_them_their_place_in_the_test(
-    digits: Images, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_test_images_that_are_in_the_rad_are_removed(digits: Images, caplog: pytest.LogCaptureFixture) -> None:
     x, y = digits.pixels, digits.labels
     client = Client(x[:40], net(), labels=y[:40], test=(x[600:650], y[600:650]))
     (member,) = members([client], x[RAD])
@@ -46,7 +44,7 @@ def test_a_rad_with_test_images_costs_them_their_place_in_the_test(
     assert "20 of 50 test samples of client-000 also occur in the RAD and are left out" in caplog.text
 
 
-def test_validation_samples_that_another_client_trains_on_are_left_out(
+def test_validation_samples_that_another_client_trains_on_are_removed(
     digits: Images, caplog: pytest.LogCaptureFixture
 ) -> None:
     x, y = digits.pixels, digits.labels
@@ -58,9 +56,9 @@ def test_validation_samples_that_another_client_trains_on_are_left_out(
     assert "validation samples of client-000 also occur in the training data of client-001" in caplog.text
 
 
-def test_a_limit_is_for_each_client_balanced_and_leaves_the_test_alone(digits: Images) -> None:
+def test_a_limit_applies_to_each_client_is_balanced_and_keeps_the_test_data(digits: Images) -> None:
     x, y = digits.pixels, digits.labels
-    order = y[:400].argsort()  # by class: the first of them would be zeros alone
+    order = y[:400].argsort()  # sorted by class: the first samples are all zeros
     clients = [Client(x[order], net(), labels=y[order]), Client(x[400:430], net()), Client(x[430:550], net())]
     config = Config(data={"validation": 0, "limit": 50})  # type: ignore[arg-type]
     found = members(clients, x[RAD], config)

@@ -1,4 +1,4 @@
-"""A real notebook, run by a real kernel: progress as it goes, and a Run that shows itself."""
+"""A notebook in a real kernel: live progress, and the display of a Run."""
 
 import re
 from base64 import b64decode
@@ -35,7 +35,7 @@ run = federate(clients, 20, config="smoke")
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict]]:
-    """What each cell put out."""
+    """The output of each cell."""
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     folder: Path = tmp_path_factory.mktemp("notebook")
     nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
@@ -46,14 +46,14 @@ def shown(outputs: list[dict]) -> str:
     return "".join(o.get("text", "") + o.get("data", {}).get("text/plain", "") for o in outputs)
 
 
-def test_every_round_is_seen_as_it_ends(cells: list[list[dict]]) -> None:
+def test_every_round_is_shown_when_it_ends(cells: list[list[dict]]) -> None:
     text = shown(cells[1])
     assert re.search(r"round 1/2 .*ssl", text)
     assert re.search(r"round 2/2 .*ssl", text)
     assert "ipywidgets" not in text
 
 
-def test_a_run_shows_itself_as_a_table_and_a_picture(cells: list[list[dict]]) -> None:
+def test_a_run_is_displayed_as_a_table_and_a_plot(cells: list[list[dict]]) -> None:
     (output,) = cells[2]
     page = output["data"]["text/html"]
     assert "<th>left</th>" in page
@@ -64,10 +64,10 @@ def test_a_run_shows_itself_as_a_table_and_a_picture(cells: list[list[dict]]) ->
     assert "http" not in page
 
 
-def test_objects_of_the_notebook_come_back_trained(cells: list[list[dict]]) -> None:
+def test_encoders_defined_in_the_notebook_are_trained(cells: list[list[dict]]) -> None:
     assert "Mine(" in shown(cells[3])
     assert "smoke-hetero-ssfl-seed0" in shown(cells[3])
 
 
-def test_the_notebooks_own_plots_are_left_alone(cells: list[list[dict]]) -> None:
+def test_the_notebooks_own_plots_are_unchanged(cells: list[list[dict]]) -> None:
     assert "inline" in shown(cells[4])

@@ -1,4 +1,4 @@
-"""Views, kernels and methods of one's own: as objects, by name in a config, as entry points; and on whose word."""
+"""Own views, kernels and methods: as objects, by name in a config, as entry points; and which code is trusted."""
 
 import subprocess
 import sys
@@ -63,7 +63,7 @@ not_a_method = Quiet.metrics
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module on the path, and a package's entry point beside it."""
+    """A module on the path, and an entry point of a package."""
     folder = tmp_path / "path"
     (folder / "parts-1.0.dist-info").mkdir(parents=True)
     (folder / "parts_of_mine.py").write_text(MODULE)
@@ -83,7 +83,7 @@ def tiny(digits: Images, run_dir: Path, **changes: object) -> Run:
 
 @contextmanager
 def handed_over(thing: object) -> Iterator[str]:
-    """Its name; within the block there is something behind it."""
+    """Yield the spec of an object, which can be found within the block."""
     given = Given()
     name = given.spec(thing)
     with given.at_hand():
@@ -93,13 +93,13 @@ def handed_over(thing: object) -> Iterator[str]:
 # --- views ---
 
 
-def test_own_views_see_images_between_0_and_1_and_leave_the_rest_to_us(module: str) -> None:
+def test_own_views_get_images_between_0_and_1_before_normalisation(module: str) -> None:
     pixels = torch.tensor([0, 102, 254], dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 1, 8, 8)
     config = ViewsConfig(function=f"{module}:dim")
     assert torch.allclose(random_view(pixels, config, Generator()), to_input((pixels / 2).byte()), atol=1e-6)
 
 
-def test_own_views_see_other_data_as_they_are_and_cannot_spoil_them(module: str) -> None:
+def test_own_views_get_other_data_unchanged_and_cannot_modify_them(module: str) -> None:
     data = torch.randn(4, 3, 20)
     view = random_view(data, ViewsConfig(function=f"{module}:dim"), Generator())
     assert torch.equal(view, data / 2)
@@ -112,7 +112,7 @@ def test_own_views_see_other_data_as_they_are_and_cannot_spoil_them(module: str)
     assert data.abs().min() > 0
 
 
-def test_own_views_serve_the_local_loss_and_the_rad(digits: Images, tmp_path: Path) -> None:
+def test_own_views_are_used_for_the_local_loss_and_the_rad(digits: Images, tmp_path: Path) -> None:
     sizes = tmp_path / "sizes"
 
     def watched(batch: Tensor, rng: Generator) -> Tensor:
@@ -123,14 +123,14 @@ def test_own_views_serve_the_local_loss_and_the_rad(digits: Images, tmp_path: Pa
     changes = {"views": watched}
     first, again = (tiny(digits, tmp_path / name, **changes) for name in ("a", "b"))
     seen = sizes.read_text().split()
-    assert {"16", "32"} <= set(seen)  # the RAD; what is left of 40 images for the local loss
+    assert {"16", "32"} <= set(seen)  # the RAD, and the rest of the 40 images for the local loss
     assert first.table().equals(again.table())
 
 
 # --- kernels ---
 
 
-def test_an_own_kernel_is_what_is_averaged_and_compared(module: str) -> None:
+def test_an_own_kernel_is_averaged_and_compared(module: str) -> None:
     a, b = torch.randn(12, 5), torch.randn(12, 7)
     config = AlignmentConfig(kernel=f"{module}:rows", row_normalize=False, normalize=False, center=False, power=1.0)
     factor = kernel_factor(a, config)
@@ -139,11 +139,11 @@ def test_an_own_kernel_is_what_is_averaged_and_compared(module: str) -> None:
     assert alignment_distance(b, factor, config) == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_a_kernel_of_another_shape_is_refused() -> None:
+def test_a_kernel_with_the_wrong_shape_is_refused() -> None:
     def columns(a: Tensor, b: Tensor) -> Tensor:
         return a.T @ a
 
-    expected = r"made a tensor of shape \(3, 3\) of 5 and 5 rows, expected \(5, 5\)"
+    expected = r"returned a tensor of shape \(3, 3\) for 5 and 5 rows, expected \(5, 5\)"
     with handed_over(columns) as name, pytest.raises(ConfigError, match=expected):
         gram(torch.ones(5, 3), AlignmentConfig(kernel=name))
 
@@ -155,7 +155,7 @@ def test_a_method_is_found_by_name_entry_point_and_class(module: str) -> None:
     assert {method_class(name).name for name in ("quiet", f"{module}:Quiet")} == {"quiet"}
     for name, message in {
         "quite": "the nearest is 'quiet'; expected one of hetero-ssfl, .*quiet, or package.module:Class",
-        f"{module}:not_a_method": "is no subclass of hetero_ssfl.Method",
+        f"{module}:not_a_method": "is not a subclass of hetero_ssfl.Method",
         f"{module}:gone": "has no callable 'gone'",
     }.items():
         with pytest.raises(ConfigError, match=message):
@@ -184,15 +184,15 @@ def test_own_parts_by_name_work_in_a_config(module: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("key", ["views.function", "alignment.kernel", "ssl.kind", "optim.kind"])
-def test_what_is_no_name_of_code_is_refused(key: str) -> None:
+def test_an_invalid_code_name_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"{key} = 'sine' is not possible: it should be .*package.module:callable"):
         load_config("smoke", [f"{key}=sine"])
 
 
-def test_a_node_imports_only_code_that_its_owner_named(module: str) -> None:
+def test_a_node_imports_only_code_that_its_owner_listed(module: str) -> None:
     config = load_config("smoke", [f"views.function={module}:dim"])
     node = {"name": "clinic", "encoder": "resnet8"}
-    with pytest.raises(ProtocolError, match=f"asked to import '{module}:dim', which is not among limits.code"):
+    with pytest.raises(ProtocolError, match=f"asked to import '{module}:dim', which is not listed in limits.code"):
         check_instruction(NodeSettings.model_validate(node), config, 64)
     assert module not in sys.modules
     limits = {"code": [f"{module}:dim"]}
@@ -202,8 +202,11 @@ def test_a_node_imports_only_code_that_its_owner_named(module: str) -> None:
             check_instruction(NodeSettings.model_validate({**node, "limits": limits}), load_config("smoke", [own]), 64)
 
 
-def test_an_object_that_is_not_here_is_named_with_the_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"'given:gone' was handed over from Python.* Call federate\(...\) again"):
+def test_error_for_a_missing_object_names_the_remedy() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"'given:gone' is a Python object that does not exist in this process.* Call federate\(...\) again",
+    ):
         random_view(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), ViewsConfig(function="given:gone"), Generator())
     assert Config(method="given:Gone").method == "given:Gone"
 
@@ -217,7 +220,7 @@ def test_examples_run(example: str, tmp_path: Path) -> None:
     assert "linear_all" in done.stdout
 
 
-def test_every_client_trains_a_copy_of_its_own_of_a_given_instance() -> None:
+def test_every_client_trains_its_own_copy_of_an_instance() -> None:
     one = net()
     with handed_over(one) as name:
         first, second = (build_encoder(name, 1, 16)[0] for _ in range(2))
@@ -235,7 +238,7 @@ def test_clients_with_one_instance_can_average_its_weights(digits: Images, tmp_p
 
 
 class Scaled(Net):
-    """Its factor is neither a weight nor in its description."""
+    """A network whose factor is neither a weight nor part of its repr."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -246,7 +249,7 @@ class Scaled(Net):
         return self.factor * super().forward(x)
 
 
-def test_instances_that_look_alike_are_not_mistaken_for_one_another(digits: Images, tmp_path: Path) -> None:
+def test_instances_with_the_same_description_are_kept_apart(digits: Images, tmp_path: Path) -> None:
     runs = []
     for factors in ((1.0, 2.0), (3.0, 4.0)):
         federation = [Client(digits.pixels[40 * k : 40 * k + 40], Scaled(f)) for k, f in enumerate(factors)]
@@ -256,7 +259,7 @@ def test_instances_that_look_alike_are_not_mistaken_for_one_another(digits: Imag
     assert list(runs[0].table()["encoder"]) == ["Scaled", "Scaled"]
 
 
-def test_a_function_of_the_same_name_has_its_own_count_of_parameters(digits: Images, tmp_path: Path) -> None:
+def test_functions_with_the_same_name_have_their_own_parameter_count(digits: Images, tmp_path: Path) -> None:
     counts = []
     for width in (5, 9):
         federation = [Client(digits.pixels[40 * k : 40 * k + 40], lambda w=width: Net(width=w)) for k in range(2)]

@@ -1,4 +1,4 @@
-"""What a new user gets wrong: one sentence with the remedy, from Python and on the command line; nothing is written."""
+"""Common mistakes give a one-sentence error with a remedy, in Python and on the command line; nothing is written."""
 
 import json
 import os
@@ -38,7 +38,7 @@ class Colour(nn.Sequential):
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a user's things, some of them not as they should be."""
+    """A folder with a user's data and code, some of it invalid."""
     rng = np.random.default_rng(0)
     for name, sides in {"good": [8] * 40, "broken": [8] * 40, "unequal": [8, 9] * 20, "noted": [8] * 40}.items():
         (tmp_path / name).mkdir()
@@ -66,7 +66,7 @@ WRONG = {
     "empty folder": (
         {"data": "empty"},
         {"data.source": "empty"},
-        "'empty' holds nothing, expected images.* Put them there",
+        "'empty' is empty, expected images.* Put them there",
     ),
     "a text file among images": (
         {"data": "broken"},
@@ -76,12 +76,12 @@ WRONG = {
     "unequal sizes": (
         {"data": "unequal"},
         {"data.source": "unequal", "data.side": None},
-        r"of unequal .* is (9x9|8x8) pixels where the first is (8x8|9x9) \(data.side resizes all\)",
+        r"of unequal .* is (9x9|8x8) pixels, but the first is (8x8|9x9) \(data.side resizes all\)",
     ),
     "a model that returns a tuple": (
         {"encoder": "models_of_mine:Pair"},
         {"clients.models": "['models_of_mine:Pair']"},
-        r"encoder 'models_of_mine:Pair' maps a batch of 2 to a tuple, expected a tensor .* Return its features",
+        r"encoder 'models_of_mine:Pair' maps a batch of 2 to a tuple, expected a tensor .* Return only its features",
     ),
     "wrong channels": (
         {"encoder": "models_of_mine:Colour"},
@@ -91,7 +91,7 @@ WRONG = {
     "RAD too small": (
         {"rad": 3},
         {"rad.size": "3"},
-        "(RAD of 3 samples|3 RAD images) says nothing, expected at least 4.* (Give more|Raise)",
+        "(RAD of 3 samples|3 RAD images) is too small, expected at least 4.* (Pass more|Raise)",
     ),
     "unknown preset": (
         {"config": "smok"},
@@ -112,7 +112,7 @@ def by_command(change: dict, run_dir: Path) -> None:
     values = {"data.source": "good", **dict(s.split("=") for s in settings), **change}
     preset = values.pop(None, preset)
     words = [word for key, value in values.items() if value for word in ("--set", f"{key}={value}")]
-    if values["data.side"] is None:  # the preset has one
+    if values["data.side"] is None:  # the preset sets it
         Path("own.toml").write_text('[data]\nsource = "unequal"\n')
         preset = "own.toml"
     command("run", preset, *words, "--run-dir", str(run_dir))
@@ -130,7 +130,7 @@ def is_one_sentence(text: str) -> bool:
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_input_is_one_sentence_from_python(what: str) -> None:
+def test_a_wrong_input_gives_a_one_sentence_error_in_python(what: str) -> None:
     change, _, expected = WRONG[what]
     with pytest.raises(HeteroSSFLError, match=expected) as caught:
         by_api(change, Path("run"))
@@ -140,7 +140,7 @@ def test_a_wrong_input_is_one_sentence_from_python(what: str) -> None:
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_input_is_one_sentence_and_exit_code_2_on_the_command_line(
+def test_a_wrong_input_gives_one_sentence_and_exit_code_2_on_the_command_line(
     what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, change, expected = WRONG[what]
@@ -155,9 +155,9 @@ def test_a_wrong_input_is_one_sentence_and_exit_code_2_on_the_command_line(
 
 
 @pytest.mark.usefixtures("place")
-def test_files_that_are_no_images_are_left_out_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_are_not_images_are_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     run = federate([Client("noted", ENCODER)], 8, config="smoke", rounds=1, progress=False)
-    assert "'noted': 1 files are not images and are left out, such as notes.txt" in caplog.text
+    assert "'noted': 1 files are not images and are skipped, such as notes.txt" in caplog.text
     assert run.table()["examples"].tolist() == [32]
 
 
@@ -177,7 +177,7 @@ def test_a_run_folder_of_another_version_is_refused(
     assert "has run format 99" in capsys.readouterr().err
 
 
-def test_the_command_line_says_where_a_run_of_objects_can_go_on(
+def test_the_command_line_explains_how_to_continue_a_run_of_python_objects(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved = tmp_path / "moved"
@@ -187,7 +187,7 @@ def test_the_command_line_says_where_a_run_of_objects_can_go_on(
         command("run", "--resume", str(moved))
     assert left.value.code == 2
     said = capsys.readouterr().err
-    assert "were handed over from Python" in said
+    assert "are Python objects that do not exist in this process" in said
     assert "Call federate(...) again with the same arguments." in said
     unfinished = Run.open(moved)
     with pytest.raises(RunError, match=r"not finished. Continue it with: federate\(..., run_dir='.*/moved'\)"):
@@ -220,7 +220,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 @pytest.mark.parametrize(("kilobytes", "begun"), [(16, False), (200, True)])
-def test_no_space_is_one_sentence_and_more_space_lets_it_go_on(
+def test_a_full_disk_gives_one_sentence_and_the_run_can_continue(
     small_disk: Callable[[int], Path], digits: Images, kilobytes: int, begun: bool
 ) -> None:
     disk = small_disk(kilobytes)
@@ -230,7 +230,7 @@ def test_no_space_is_one_sentence_and_more_space_lets_it_go_on(
     def call() -> Run:
         return federate(clients, 16, config="smoke", rounds=2, settings=settings, run_dir=disk / "run", progress=False)
 
-    with pytest.raises(RunError, match=r"No space left on device.*Make room") as caught:
+    with pytest.raises(RunError, match=r"No space left on device.*Free some disk space") as caught:
         call()
     assert is_one_sentence(str(caught.value).replace("RunError: ", ""))
     assert (disk / "run" / "config.toml").exists() == begun
@@ -238,7 +238,7 @@ def test_no_space_is_one_sentence_and_more_space_lets_it_go_on(
     assert list(call().table()["examples"]) == [32, 32]
 
 
-# --- what only Python can get wrong ---
+# --- mistakes that are possible only in Python ---
 
 
 class Frozen(nn.Linear):
@@ -254,12 +254,12 @@ class Frozen(nn.Linear):
     ("changes", "kind", "message"),
     [
         ({"clients": []}, ConfigError, "got no clients"),
-        ({"name": "a b"}, ConfigError, "a client is called 'a b', expected letters"),
-        ({"name": "client-001"}, ConfigError, "two clients are called 'client-001'"),
+        ({"name": "a b"}, ConfigError, "a client has the name 'a b', expected letters"),
+        ({"name": "client-001"}, ConfigError, "two clients have the name 'client-001'"),
         ({"encoder": 5}, ConfigError, "the encoder of client-000 is a int, expected a torch.nn.Module"),
         ({"encoder": nn.Identity()}, ConfigError, r"maps a batch of 2 to a tensor of shape \(2, 1, 16, 16\).*Pool or"),
-        ({"encoder": nn.Flatten()}, ConfigError, "has no parameters that train"),
-        ({"encoder": Frozen()}, ConfigError, "has no parameters that train"),
+        ({"encoder": nn.Flatten()}, ConfigError, "has no trainable parameters"),
+        ({"encoder": Frozen()}, ConfigError, "has no trainable parameters"),
         ({"encoder": nn.Sequential(nn.Flatten(), nn.LazyLinear(4))}, ConfigError, "has lazy layers without weights"),
         ({"encoder": net(inputs=3)}, ConfigError, r"fails on images of shape \(1, 16, 16\)"),
         (
@@ -270,25 +270,25 @@ class Frozen(nn.Linear):
         (
             {"test": (np.zeros((9, 20, 20), np.uint8), [0] * 9)},
             DataError,
-            r"test data of client-000: .*'data.side': 16",
+            r"test data of client-000 has samples .*'data.side': 16",
         ),
-        ({"rad": np.zeros((9, 256))}, DataError, "Every client must read the RAD"),
-        ({"rad": -5}, ConfigError, "a RAD of -5 samples says nothing, expected at least 4"),
-        ({"rad": 0}, ConfigError, "a RAD of 0 samples says nothing, expected at least 4"),
+        ({"rad": np.zeros((9, 256))}, DataError, "Every client must be able to read the RAD"),
+        ({"rad": -5}, ConfigError, "a RAD of -5 samples is too small, expected at least 4"),
+        ({"rad": 0}, ConfigError, "a RAD of 0 samples is too small, expected at least 4"),
         ({"rad": True}, DataError, "the data of the RAD are a bool, expected a folder"),
         ({"rad": "digits", "data": "digits"}, ConfigError, "rad = 'digits' is client-000's own data.*such as rad=300"),
         ({"rad": "digits", "test": "digits"}, ConfigError, "rad = 'digits' is client-000's own data.*such as rad=300"),
-        ({"rad": 100}, ConfigError, "50 for the RAD and 0 for validation leave less than 2"),
-        ({"data": np.zeros((30, 3, 20)), "rad": 9}, ConfigError, "a RAD cannot be taken out of data of shapes"),
+        ({"rad": 100}, ConfigError, "50 for the RAD and 0 for validation leave fewer than 2"),
+        ({"data": np.zeros((30, 3, 20)), "rad": 9}, ConfigError, "a RAD cannot be taken from data of shapes"),
         ({"method": "fedbyol"}, ConfigError, "needs equal models"),
         ({"method": "fedavg"}, ConfigError, "needs equal models|needs labels"),
-        ({"views": lambda batch, _: batch[:1]}, ConfigError, "made 1 rows of a batch of 2"),
+        ({"views": lambda batch, _: batch[:1]}, ConfigError, "returned 1 rows for a batch of 2"),
         ({"views": lambda batch, _: batch[:, :, :1, :1].expand(2, 5, 1, 1)}, ConfigError, "fails on images of shape"),
-        ({"kernel": lambda *_: 1.0}, ConfigError, "made a float of 4 and 4 rows"),
+        ({"kernel": lambda *_: 1.0}, ConfigError, "returned a float for 4 and 4 rows"),
         ({"projector": (64, 0)}, ConfigError, "projector.1 = 0 is not possible"),
         ({"settings": {"alignement.mu": 1}}, ConfigError, "unknown key 'alignement'"),
         ({"settings": {"rad.size": 8}}, ConfigError, "settings has 'rad.size', which federate takes from rad= instead"),
-        ({"settings": {"rad": {"source": "x"}}}, ConfigError, "settings has 'rad.source'.* Leave it out"),
+        ({"settings": {"rad": {"source": "x"}}}, ConfigError, "settings has 'rad.source'.* Remove it"),
         (
             {"settings": {"partition.kind": "iid"}},
             ConfigError,
@@ -296,7 +296,7 @@ class Frozen(nn.Linear):
         ),
         ({"settings": {"clients.count": 2}}, ConfigError, "settings has 'clients.count'.* the list of clients"),
         ({"settings": {"clients.per_round": 3}}, ConfigError, "clients.per_round = 3 exceeds clients.count = 2"),
-        ({"settings": {"engine.kind": "simulation"}}, ConfigError, "cannot reach objects of this process"),
+        ({"settings": {"engine.kind": "simulation"}}, ConfigError, "cannot access objects of this process"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(
@@ -312,7 +312,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_other_data_than_images_need_views(tmp_path: Path) -> None:
+def test_data_other_than_images_need_views(tmp_path: Path) -> None:
     series = torch.randn(30, 3, 40)
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(120, 8))
     with pytest.raises(ConfigError, match=r"of shape \(3, 40\), are torch.float32, not uint8 images.*with views="):

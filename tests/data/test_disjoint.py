@@ -3,7 +3,7 @@ from datasets import Dataset
 from hetero_ssfl.data.disjoint import DisjointClassPartitioner
 
 
-def test_the_papers_rule_works_as_a_flower_partitioner() -> None:
+def test_the_papers_partition_works_as_a_flower_partitioner() -> None:
     table = Dataset.from_dict({"label": [k % 6 for k in range(60)], "row": list(range(60))})
     partitioner = DisjointClassPartitioner(num_partitions=3, seed=1)
     partitioner.dataset = table

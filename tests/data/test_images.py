@@ -1,4 +1,4 @@
-"""Any source of images becomes the same thing: uint8 pixels, labels where there are some, and one checked cache."""
+"""Every image source gives uint8 pixels, labels if there are any, and a checksummed cache."""
 
 import io
 import os
@@ -22,7 +22,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def picture(number: int, height: int = 8, width: int = 8, channels: int = 3) -> np.ndarray:
-    """Noise that tells its number: no two are alike."""
+    """Return noise that depends on the number: no two pictures are equal."""
     shape = (height, width, 3) if channels == 3 else (height, width)
     return np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)
 
@@ -41,7 +41,7 @@ def expected(numbers, **kwargs) -> torch.Tensor:
 
 
 def folder(path: Path, files: list[bytes]) -> Path:
-    """An image folder with a split for training (classes cat and dog, by turns) and a copy of it for testing."""
+    """Write an image folder with a training split (classes cat and dog, alternating) and a copy of it as test split."""
     for number, content in enumerate(files):
         place = path / "train" / ("cat", "dog")[number % 2]
         place.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def parquet(path: Path, **kwargs) -> Path:
     return path
 
 
-def load(source: Path | str, split: images.Split = "train", **settings) -> Images:
+def load(source: Path | str, split: images.Subset = "train", **settings) -> Images:
     return load_images(DataConfig(source=str(source), **settings), split)
 
 
@@ -94,7 +94,7 @@ def test_labels_are_optional(tmp_path):
     train, test = load(tmp_path), load(tmp_path, "test")
     assert train.labels is None
     assert train.classes == ()
-    assert (len(train), len(test)) == (5, 0)  # nothing could be tested
+    assert (len(train), len(test)) == (5, 0)  # testing needs labels
     assert test.pixels.shape[1:] == train.pixels.shape[1:]
     assert train.subset(torch.tensor([1])).labels is None
 
@@ -117,7 +117,7 @@ def test_other_columns_are_found_by_name(tmp_path):
     assert got.classes == ("a", "b", "c")
 
 
-def test_missing_columns_are_refused_with_those_there_are(tmp_path):
+def test_an_error_about_a_missing_column_lists_the_existing_ones(tmp_path):
     source = parquet(tmp_path / "set", image="x", label="y")
     message = refusal(source)
     assert "no image column among ['x', 'y']" in message
@@ -127,7 +127,7 @@ def test_missing_columns_are_refused_with_those_there_are(tmp_path):
     assert "data.label_column" in message
 
 
-def test_a_saved_data_set_without_a_test_split_keeps_a_fixed_fifth_for_it(tmp_path):
+def test_a_saved_data_set_without_a_test_split_reserves_a_fifth_for_testing(tmp_path):
     table(10).save_to_disk(tmp_path / "set")
     train, test = load(tmp_path / "set"), load(tmp_path / "set", "test")
     assert (len(train), len(test)) == (8, 2)
@@ -136,14 +136,14 @@ def test_a_saved_data_set_without_a_test_split_keeps_a_fixed_fifth_for_it(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["test", "valid", "validation"])
-def test_a_source_with_nothing_but_a_test_split_is_cut_and_not_both_trained_and_tested_on(tmp_path, name):
+def test_a_source_with_only_a_test_split_is_divided_into_training_and_test_images(tmp_path, name):
     table(10).to_parquet(tmp_path / f"{name}.parquet")
     train, test = load(tmp_path), load(tmp_path, "test")
     assert (len(train), len(test)) == (8, 2)
     assert not {digest(p) for p in train.pixels} & {digest(p) for p in test.pixels}
 
 
-def test_a_test_split_without_labels_is_read_without(tmp_path):
+def test_a_test_split_may_have_no_labels(tmp_path):
     import datasets
 
     datasets.DatasetDict({"train": table(4), "test": table(3, label=None)}).save_to_disk(tmp_path / "set")
@@ -151,7 +151,7 @@ def test_a_test_split_without_labels_is_read_without(tmp_path):
     assert load(tmp_path / "set", "test").labels is None
 
 
-def test_a_table_beside_images_says_more_of_them_and_is_not_taken_for_images(tmp_path):
+def test_a_metadata_table_next_to_images_gives_their_labels(tmp_path):
     import datasets
 
     for k in range(10):
@@ -163,7 +163,7 @@ def test_a_table_beside_images_says_more_of_them_and_is_not_taken_for_images(tmp
     assert train.labels.unique().tolist() == [0, 1]
 
 
-def test_a_saved_data_set_with_validation_images_is_tested_on_them(tmp_path):
+def test_the_validation_split_of_a_saved_data_set_is_used_for_testing(tmp_path):
     import datasets
 
     splits = {"train": table(4), "validation": table(3, first=50)}
@@ -172,7 +172,7 @@ def test_a_saved_data_set_with_validation_images_is_tested_on_them(tmp_path):
     assert torch.equal(load(tmp_path / "set", "test").pixels, expected([50, 51, 52]))
 
 
-def test_grey_stays_grey_and_colour_stays_colour_unless_told(tmp_path):
+def test_channels_are_kept_unless_the_settings_change_them(tmp_path):
     grey = folder(tmp_path / "grey", [png(k, channels=1) for k in range(2)])
     colour = folder(tmp_path / "colour", [png(k) for k in range(2)])
     assert torch.equal(load(grey).pixels, expected(range(2), channels=1))
@@ -193,18 +193,18 @@ def test_a_side_resizes_and_crops_to_the_centre(tmp_path):
     assert (got.pixels[0, :, :, 4:] == 255).all()
 
 
-def test_mixed_sizes_are_refused_with_the_remedy_or_left_out(tmp_path):
+def test_mixed_sizes_are_refused_or_skipped(tmp_path):
     source = folder(tmp_path / "set", [png(0), png(1), png(2, 9, 9), png(3)])
     message = refusal(source)
     assert "image 1 (02.png) of" in message
-    assert "is 9x9 pixels where the first is 8x8 (data.side resizes all)" in message
+    assert "is 9x9 pixels, but the first is 8x8 (data.side resizes all)" in message
     got = load(source, on_bad_image="skip")
     assert torch.equal(got.pixels, expected([0, 1, 3]))
     assert (got.labels.tolist(), got.skipped) == ([0, 1, 1], 1)
 
 
 @pytest.mark.parametrize("broken", [b"", b"no image", png(2)[:100]], ids=["empty", "text", "cut off"])
-def test_a_broken_image_is_refused_by_number_or_left_out(tmp_path, broken):
+def test_a_broken_image_is_refused_by_number_or_skipped(tmp_path, broken):
     source = folder(tmp_path / "set", [png(0), png(1), broken, png(3)])
     message = refusal(source)
     assert "image 1 (02.png) of" in message
@@ -214,27 +214,27 @@ def test_a_broken_image_is_refused_by_number_or_left_out(tmp_path, broken):
     assert (got.labels.tolist(), got.skipped) == ([0, 1, 1], 1)
 
 
-def test_a_folder_of_broken_images_alone_is_refused(tmp_path):
+def test_a_folder_of_only_broken_images_is_refused(tmp_path):
     assert "no readable images" in refusal(folder(tmp_path / "set", [b"no", b"none"]), on_bad_image="skip")
 
 
 def test_an_empty_folder_is_refused(tmp_path):
-    assert f"'{tmp_path}' holds nothing, expected images" in refusal(tmp_path)
+    assert f"'{tmp_path}' is empty, expected images" in refusal(tmp_path)
 
 
 def test_a_folder_without_images_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("no images here")
-    assert f"'{tmp_path}' holds no images but notes.txt" in refusal(tmp_path)
+    assert f"'{tmp_path}' has no images, only files such as notes.txt" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("source", ["nothing", "./not/here", "/not/here", "~/not-here", "a/b/c"])
-def test_a_missing_path_is_refused_and_never_asked_of_the_hub(source):
+def test_a_missing_path_is_refused_without_asking_the_hub(source):
     message = refusal(source)
     assert f"no data at '{source}'" in message
     assert "Check the path" in message
 
 
-def test_before_the_hub_is_asked_one_hears_of_it(tmp_path, monkeypatch, caplog):
+def test_a_warning_comes_before_the_hub_is_asked(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     heard = []
     monkeypatch.setattr("datasets.load_dataset", lambda *_: heard.append(caplog.text) or 1 / 0)  # no network in tests
@@ -246,7 +246,7 @@ def test_labels_that_are_words_are_refused(tmp_path):
     assert "label" in refusal(parquet(tmp_path / "set", labels=["a", "b", "c"] * 2))
 
 
-def test_labels_of_some_images_alone_are_refused(tmp_path):
+def test_labels_for_only_some_images_are_refused(tmp_path):
     assert "label" in refusal(parquet(tmp_path / "set", labels=[0, 1, None] * 2))
 
 
@@ -257,7 +257,7 @@ def test_an_image_column_of_numbers_is_refused(tmp_path):
     assert "'img'" in refusal(tmp_path / "set")
 
 
-def test_a_row_without_an_image_counts_as_a_broken_one(tmp_path):
+def test_a_row_without_an_image_counts_as_broken(tmp_path):
     import datasets
 
     column = [{"bytes": png(0), "path": None}, None, {"bytes": png(2), "path": None}]
@@ -269,7 +269,7 @@ def test_a_row_without_an_image_counts_as_a_broken_one(tmp_path):
     assert "image 1 of" in refusal(tmp_path / "set")
 
 
-def test_oblong_images_are_refused_with_the_remedy(tmp_path):
+def test_images_that_are_not_square_are_refused(tmp_path):
     assert "data.side" in refusal(folder(tmp_path / "set", [png(k, 8, 12) for k in range(2)]))
 
 
@@ -292,7 +292,7 @@ def test_the_second_load_does_not_decode(tmp_path, monkeypatch):
     assert same(load(source, on_bad_image="skip"), first)
 
 
-def test_settings_that_do_not_touch_pixels_share_a_cache_entry_and_others_do_not(tmp_path, monkeypatch):
+def test_only_settings_that_change_pixels_need_another_cache_entry(tmp_path, monkeypatch):
     source = folder(tmp_path / "set", [png(0), png(1)])
     load(source)
     forbid_decoding(monkeypatch)
@@ -306,7 +306,7 @@ def test_settings_that_do_not_touch_pixels_share_a_cache_entry_and_others_do_not
 
 @pytest.mark.parametrize("suffix", [".npy", ".json"])
 @pytest.mark.parametrize("harm", [lambda b: b[:-9] + bytes(255 - x for x in b[-9:]), lambda b: b[:20]])
-def test_a_damaged_cache_is_noticed_and_rebuilt(tmp_path, cache, monkeypatch, suffix, harm):
+def test_a_damaged_cache_is_detected_and_rebuilt(tmp_path, cache, monkeypatch, suffix, harm):
     source = folder(tmp_path / "set", [png(0), png(1)])
     first = load(source)
     pixels = first.pixels.clone()
@@ -319,7 +319,7 @@ def test_a_damaged_cache_is_noticed_and_rebuilt(tmp_path, cache, monkeypatch, su
     assert torch.equal(load(source).pixels, pixels)
 
 
-def test_damaged_labels_in_the_cache_are_noticed(tmp_path, cache):
+def test_damaged_labels_in_the_cache_are_detected(tmp_path, cache):
     source = folder(tmp_path / "set", [png(0), png(1)])
     load(source)
     (card,) = cache.glob("*.json")
@@ -332,11 +332,11 @@ def test_a_changed_source_is_decoded_again(tmp_path):
     load(source)
     file = source / "train" / "cat" / "00.png"
     file.write_bytes(png(7))
-    os.utime(file, ns=(1, 1))  # another time, even on a clock that ticks slowly
+    os.utime(file, ns=(1, 1))  # a different time, even on a coarse clock
     assert torch.equal(load(source).pixels, expected([7, 1]))
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+def test_an_error_names_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HETERO_SSFL_CACHE", str(tmp_path / "file" / "below"))
     message = refusal(folder(tmp_path / "set", [png(0)]))
@@ -344,14 +344,14 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     assert "HETERO_SSFL_CACHE" in message
 
 
-def test_changing_loaded_pixels_leaves_the_cache_alone(tmp_path, monkeypatch):
+def test_changing_loaded_pixels_does_not_change_the_cache(tmp_path, monkeypatch):
     source = folder(tmp_path / "set", [png(0), png(1)])
     load(source).pixels.zero_()
     forbid_decoding(monkeypatch)
     assert torch.equal(load(source).pixels, expected([0, 1]))
 
 
-def test_digits_are_split_once_and_for_all():
+def test_the_split_of_digits_is_fixed():
     train, test = load("digits"), load("digits", "test")
     assert (train.pixels.shape, test.pixels.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
     assert same(train, load("digits"))
@@ -365,7 +365,7 @@ def test_the_parts_of_a_split_are_disjoint_and_complete():
     assert torch.equal(torch.cat([train, test]).sort().values, torch.arange(1797))
 
 
-def test_digits_take_another_side_and_three_channels():
+def test_digits_can_have_another_side_and_three_channels():
     small, large = load("digits"), load("digits", side=16, channels=3)
     assert large.pixels.shape == (1437, 3, 16, 16)
     assert torch.equal(large.pixels[:, 0], large.pixels[:, 2])
@@ -383,18 +383,18 @@ def test_a_subset_keeps_pixels_and_labels_together():
     assert part.classes == digits.classes
 
 
-def test_a_subset_knows_how_many_images_of_its_source_could_not_be_read(tmp_path):
+def test_a_subset_keeps_the_number_of_unreadable_images_of_its_source(tmp_path):
     source = folder(tmp_path / "set", [png(0), png(1), b"broken"])
     assert load(source, on_bad_image="skip").subset(torch.tensor([0])).skipped == 1
 
 
-def test_images_that_could_not_be_read_are_counted_once(tmp_path):
+def test_unreadable_images_are_counted_once(tmp_path):
     for k in range(6):
         (tmp_path / f"{k}.png").write_bytes(png(k) if k else b"broken")
     assert [load(tmp_path, split, on_bad_image="skip").skipped for split in ("train", "test")] == [1, 0]
 
 
-def test_a_digest_tells_pixels_order_and_shape_apart():
+def test_a_digest_depends_on_pixels_order_and_shape():
     pixels = expected(range(4))
     assert digest(pixels) == digest(pixels.clone().contiguous(memory_format=torch.channels_last))
     assert digest(pixels) != digest(pixels.flip(0))

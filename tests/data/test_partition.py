@@ -1,4 +1,4 @@
-"""Who has which image: shares are disjoint, complete and fixed by the seed, and spare the RAD and validation images."""
+"""Clients' parts are disjoint, complete, fixed by the seed, and exclude the RAD and validation images."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from hetero_ssfl.data import Images, assign_classes, digest, load_images, load_r
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.seeding import rng_for
 
-flower = settings(max_examples=5)  # its tables take a while
+flower = settings(max_examples=5)  # building its tables is slow
 
 
 def config(kind: str = "classes", clients: int = 5, *overrides: str) -> Config:
@@ -21,86 +21,86 @@ def random_labels(seed: int, n_classes: int, size: int) -> torch.Tensor:
     return torch.randint(0, n_classes, (size,), generator=rng_for(seed, "labels"))
 
 
-def shares_of(settings: Config, labels: torch.Tensor, n_classes: int) -> list[torch.Tensor]:
-    shares = partition(settings, labels, len(labels), n_classes)
-    assert len(shares) == settings.clients.count
+def parts_of(settings: Config, labels: torch.Tensor, n_classes: int) -> list[torch.Tensor]:
+    parts = partition(settings, labels, len(labels), n_classes)
+    assert len(parts) == settings.clients.count
     again = partition(settings, labels, len(labels), n_classes)
-    assert all(torch.equal(a, b) for a, b in zip(shares, again, strict=True))
-    return shares
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+    return parts
 
 
-def rows_of(shares: list[torch.Tensor]) -> list[int]:
-    """All rows in order; one that two clients have appears twice."""
-    return torch.cat(shares).sort().values.tolist()
+def rows_of(parts: list[torch.Tensor]) -> list[int]:
+    """Return all rows in order; a row that two clients have appears twice."""
+    return torch.cat(parts).sort().values.tolist()
 
 
-def classes_of(shares: list[torch.Tensor], labels: torch.Tensor) -> list[set[int]]:
-    return [set(labels[share].tolist()) for share in shares]
+def classes_of(parts: list[torch.Tensor], labels: torch.Tensor) -> list[set[int]]:
+    return [set(labels[part].tolist()) for part in parts]
 
 
 @given(seed=st.integers(0, 99), clients=st.integers(1, 12), size=st.integers(0, 90))
-def test_iid_shares_are_disjoint_complete_and_nearly_equal(seed, clients, size):
-    shares = shares_of(config("iid", clients, f"seed={seed}"), random_labels(seed, 4, size), 4)
-    assert rows_of(shares) == list(range(size))
-    lengths = [len(share) for share in shares]
+def test_iid_parts_are_disjoint_complete_and_nearly_equal(seed, clients, size):
+    parts = parts_of(config("iid", clients, f"seed={seed}"), random_labels(seed, 4, size), 4)
+    assert rows_of(parts) == list(range(size))
+    lengths = [len(part) for part in parts]
     assert max(lengths) - min(lengths) <= 1
 
 
 @given(seed=st.integers(0, 99), clients=st.integers(1, 12), n_classes=st.integers(1, 12), size=st.integers(0, 90))
-def test_class_shares_are_disjoint_and_complete(seed, clients, n_classes, size):
+def test_class_parts_are_disjoint_and_complete(seed, clients, n_classes, size):
     labels = random_labels(seed, n_classes, size)
-    assert rows_of(shares_of(config("classes", clients, f"seed={seed}"), labels, n_classes)) == list(range(size))
+    assert rows_of(parts_of(config("classes", clients, f"seed={seed}"), labels, n_classes)) == list(range(size))
 
 
 @given(seed=st.integers(0, 99), clients=st.integers(1, 12), n_classes=st.integers(1, 12), wanted=st.integers(1, 12))
-def test_a_given_number_of_classes_is_kept_and_complete_over_the_held_ones(seed, clients, n_classes, wanted):
+def test_clients_hold_the_given_number_of_classes_and_all_their_images(seed, clients, n_classes, wanted):
     assume(wanted <= n_classes and (clients * wanted <= n_classes or clients >= n_classes))
-    labels = torch.arange(n_classes).repeat(clients * wanted)  # enough of each class for all who hold it
+    labels = torch.arange(n_classes).repeat(clients * wanted)  # enough of each class for all clients that hold it
     settings = config("classes", clients, f"seed={seed}", f"partition.classes_per_client={wanted}")
-    shares = shares_of(settings, labels, n_classes)
-    held = classes_of(shares, labels)
+    parts = parts_of(settings, labels, n_classes)
+    held = classes_of(parts, labels)
     assert {len(classes) for classes in held} == {wanted}
     kept = [row for row, label in enumerate(labels.tolist()) if label in set().union(*held)]
-    assert rows_of(shares) == kept
+    assert rows_of(parts) == kept
     assert len(set().union(*held)) == min(n_classes, clients * wanted)
 
 
 @flower
 @given(seed=st.integers(0, 99), clients=st.integers(1, 6), n_classes=st.integers(2, 5))
-def test_dirichlet_shares_are_disjoint_and_complete(seed, clients, n_classes):
+def test_dirichlet_parts_are_disjoint_and_complete(seed, clients, n_classes):
     labels = random_labels(seed, n_classes, 40 * clients)
-    shares = shares_of(config("dirichlet", clients, f"seed={seed}", "partition.alpha=10"), labels, n_classes)
-    assert rows_of(shares) == list(range(len(labels)))
-    assert min(len(share) for share in shares) >= 2
+    parts = parts_of(config("dirichlet", clients, f"seed={seed}", "partition.alpha=10"), labels, n_classes)
+    assert rows_of(parts) == list(range(len(labels)))
+    assert min(len(part) for part in parts) >= 2
 
 
 @flower
 @given(seed=st.integers(0, 99), clients=st.integers(1, 6), shards=st.integers(1, 3), shard_size=st.integers(1, 5))
 def test_shards_are_disjoint_complete_and_hold_few_classes(seed, clients, shards, shard_size):
     labels = torch.arange(clients * shards).repeat(shard_size)  # so that a shard is a class
-    shares = shares_of(config("shards", clients, f"seed={seed}", f"partition.shards_per_client={shards}"), labels, 9)
-    assert rows_of(shares) == list(range(len(labels)))
-    assert {len(classes) for classes in classes_of(shares, labels)} == {shards}
+    parts = parts_of(config("shards", clients, f"seed={seed}", f"partition.shards_per_client={shards}"), labels, 9)
+    assert rows_of(parts) == list(range(len(labels)))
+    assert {len(classes) for classes in classes_of(parts, labels)} == {shards}
 
 
-def test_shards_leave_no_image_out():
+def test_shards_contain_all_images():
     labels = random_labels(0, 10, 97)
-    assert rows_of(shares_of(config("shards"), labels, 10)) == list(range(97))
+    assert rows_of(parts_of(config("shards"), labels, 10)) == list(range(97))
 
 
 @pytest.mark.parametrize("kind", ["iid", "classes", "dirichlet", "shards"])
-def test_another_seed_gives_other_shares(kind):
+def test_another_seed_gives_other_parts(kind):
     labels = random_labels(0, 10, 200)
-    one, other = (shares_of(config(kind, 5, f"seed={seed}", "partition.alpha=5"), labels, 10) for seed in (1, 2))
-    assert [share.tolist() for share in one] != [share.tolist() for share in other]
+    one, other = (parts_of(config(kind, 5, f"seed={seed}", "partition.alpha=5"), labels, 10) for seed in (1, 2))
+    assert [part.tolist() for part in one] != [part.tolist() for part in other]
 
 
 def test_a_small_alpha_is_more_unequal_than_a_large_one():
     labels = random_labels(0, 10, 500)
 
     def spread(alpha: float) -> float:
-        shares = shares_of(config("dirichlet", 5, f"partition.alpha={alpha}"), labels, 10)
-        counts = torch.stack([labels[share].bincount(minlength=10) for share in shares]).float()
+        parts = parts_of(config("dirichlet", 5, f"partition.alpha={alpha}"), labels, 10)
+        counts = torch.stack([labels[part].bincount(minlength=10) for part in parts]).float()
         return float(counts.std(0).mean())
 
     assert spread(0.3) > 2 * spread(100)
@@ -116,7 +116,7 @@ def test_fewer_clients_than_classes_hold_disjoint_classes(seed, clients, n_class
 
 
 @given(seed=st.integers(0, 99), clients=st.integers(1, 30), n_classes=st.integers(1, 12))
-def test_as_many_clients_as_classes_or_more_hold_one_class_each_and_miss_none(seed, clients, n_classes):
+def test_with_at_least_as_many_clients_as_classes_each_holds_one_and_none_is_missing(seed, clients, n_classes):
     assume(clients >= n_classes)
     holders = assign_classes(n_classes, clients, None, seed)
     assert {len(classes) for classes in holders} == {1}
@@ -125,9 +125,9 @@ def test_as_many_clients_as_classes_or_more_hold_one_class_each_and_miss_none(se
     assert max(times) - min(times) <= 1
 
 
-def test_clients_that_share_a_class_share_its_images_evenly():
+def test_clients_with_the_same_class_divide_its_images_evenly():
     labels = torch.zeros(10, dtype=torch.long)
-    assert sorted(len(share) for share in shares_of(config("classes", 3), labels, 1)) == [3, 3, 4]
+    assert sorted(len(part) for part in parts_of(config("classes", 3), labels, 1)) == [3, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -137,20 +137,20 @@ def test_clients_that_share_a_class_share_its_images_evenly():
         (2, 11, "classes_per_client = 11, but there are 10 classes. Lower it"),
     ],
 )
-def test_more_classes_than_there_are_is_refused_with_the_remedy(clients, wanted, message):
+def test_too_many_classes_per_client_are_refused(clients, wanted, message):
     with pytest.raises(ConfigError, match=message):
         assign_classes(10, clients, wanted, 0)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_too_many_dirichlet_clients_are_refused_with_the_remedy():
+def test_too_many_dirichlet_clients_are_refused():
     with pytest.raises(ConfigError, match=r"'dirichlet' cannot divide 20 images among 15 clients: .*partition\.alpha"):
-        shares_of(config("dirichlet", 15, "partition.alpha=0.01"), random_labels(0, 4, 20), 4)
+        parts_of(config("dirichlet", 15, "partition.alpha=0.01"), random_labels(0, 4, 20), 4)
 
 
-def test_more_shards_than_images_are_refused_with_the_remedy():
+def test_more_shards_than_images_are_refused():
     with pytest.raises(ConfigError, match=r"'shards' cannot divide 20 images among 15 clients: .*fewer clients"):
-        shares_of(config("shards", 15), random_labels(0, 4, 20), 4)
+        parts_of(config("shards", 15), random_labels(0, 4, 20), 4)
 
 
 @pytest.mark.parametrize("kind", ["classes", "dirichlet", "shards"])
@@ -164,7 +164,7 @@ def test_without_labels_images_can_be_divided_iid():
 
 
 def pictures(size: int = 120, n_classes: int = 4, labelled: bool = True) -> Images:
-    """Every image of its own colour, so that a RAD shows which rows it took."""
+    """Return images of different colours, so that a RAD shows which rows it contains."""
     pixels = torch.arange(size, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 4, 4).contiguous()
     labels = torch.arange(size) % n_classes if labelled else None
     return Images(pixels, labels, tuple(map(str, range(n_classes))) if labelled else ())
@@ -183,11 +183,11 @@ def test_rad_validation_and_clients_never_overlap(seed, kind, limit, validation,
     rows = [
         *split.validation.tolist(),
         *split.rad.tolist(),
-        *(row for share in split.clients for row in share.tolist()),
+        *(row for part in split.clients for row in part.tolist()),
     ]
     assert len(rows) == len(set(rows)) == min(limit, 120)
     assert (len(split.validation), len(split.rad)) == (validation, rad)
-    assert sorted(split.pool().tolist()) == sorted(row for share in split.clients for row in share.tolist())
+    assert sorted(split.pool().tolist()) == sorted(row for part in split.clients for row in part.tolist())
 
 
 def test_a_limit_is_balanced_over_the_classes():
@@ -212,11 +212,11 @@ def test_images_without_labels_can_be_split():
     sizes = ["data.validation=10", "rad.size=10"]
     split = split_training_images(config("iid", 4, *sizes), pictures(labelled=False))
     assert len(split.validation) == 0
-    assert sum(len(share) for share in split.clients) == len(pictures()) - 10
+    assert sum(len(part) for part in split.clients) == len(pictures()) - 10
 
 
 @pytest.mark.parametrize("sizes", [["rad.size=110", "data.validation=5"], ["rad.size=10", "data.validation=105"]])
-def test_a_rad_or_validation_that_leaves_too_little_is_refused_with_the_remedy(sizes):
+def test_a_rad_or_validation_that_leaves_too_few_images_is_refused(sizes):
     with pytest.raises(ConfigError, match=r"leave 5 for 4 clients, expected at least 2 each\. Lower rad\.size"):
         split_training_images(config("iid", 4, *sizes), pictures())
 
@@ -227,13 +227,13 @@ def test_a_client_without_images_is_refused():
         split_training_images(config("classes", 3, "data.validation=0", "rad.size=10"), rare)
 
 
-def test_the_rad_holds_the_images_kept_apart():
+def test_the_rad_contains_the_reserved_images():
     settings = config("iid", 4, "data.validation=10", "rad.size=10")
     split = split_training_images(settings, pictures())
     assert load_rad(settings, pictures(), split)[:, 0, 0, 0].tolist() == split.rad.tolist()
 
 
-def test_a_rad_from_another_source_has_the_form_of_the_training_images_and_takes_none_of_them():
+def test_a_rad_from_another_source_has_the_shape_of_the_training_images():
     settings = config("iid", 4, "data.validation=10", "rad.size=30", "rad.source=digits", "data.source=clinic")
     train = Images(torch.zeros(120, 3, 12, 12, dtype=torch.uint8), None)
     split = split_training_images(settings, train)
@@ -259,7 +259,7 @@ def test_a_rad_from_the_clients_own_data_is_refused():
         load_rad(settings, pictures(), split_training_images(settings, pictures()))
 
 
-def test_a_rad_from_the_clients_own_data_is_refused_however_it_is_spelt(tmp_path, monkeypatch):
+def test_a_rad_from_the_clients_own_data_is_refused_under_any_spelling(tmp_path, monkeypatch):
     (tmp_path / "images").mkdir()
     monkeypatch.chdir(tmp_path)
     names = [f"rad.source={tmp_path / 'images'}", "data.source=./images", "data.validation=10", "rad.size=30"]

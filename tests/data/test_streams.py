@@ -1,4 +1,4 @@
-"""One pass over all images, each with its place."""
+"""One pass over all images, each with its position."""
 
 import shutil
 from pathlib import Path
@@ -25,14 +25,14 @@ def draw(path: Path, shade: int, size: tuple[int, int] = (8, 8)) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    draw(tmp_path / "test" / "c.JPG", 30, (20, 9))  # neither the name nor the size sets an image apart
+    draw(tmp_path / "test" / "c.JPG", 30, (20, 9))  # folder name, suffix and size do not matter
     draw(tmp_path / "a.png", 10)
     draw(tmp_path / "b" / "b.bmp", 20, (5, 5))
     (tmp_path / "notes.txt").write_text("not an image")
     return tmp_path
 
 
-def test_a_folder_gives_every_image_by_path_whatever_its_size_and_place(folder: Path) -> None:
+def test_a_folder_gives_every_image_by_path(folder: Path) -> None:
     count, images = each_image(settings(folder))
     seen = list(images)
     assert count == 3
@@ -41,18 +41,18 @@ def test_a_folder_gives_every_image_by_path_whatever_its_size_and_place(folder: 
     assert [int(image.pixels.float().mean().round()) for image in seen] == [10, 20, 30]
 
 
-def test_one_file_is_a_source_too(folder: Path) -> None:
+def test_a_single_file_is_a_source(folder: Path) -> None:
     _, images = each_image(settings(folder / "a.png", channels=3))
     (image,) = images
     assert (image.path, image.pixels.shape) == ("a.png", (3, 8, 8))
 
 
-def test_a_table_keeps_its_order_and_no_row_is_kept_back(tmp_path: Path, folder: Path) -> None:
+def test_a_table_gives_all_rows_in_order(tmp_path: Path, folder: Path) -> None:
     import datasets
 
     shades = list(range(0, 200, 10))
     pictures = [Image.fromarray(np.full((8, 8), shade, np.uint8)) for shade in shades]
-    table = datasets.Dataset.from_dict({"image": pictures, "label": ["cat"] * 20})  # labels are not looked at
+    table = datasets.Dataset.from_dict({"image": pictures, "label": ["cat"] * 20})  # labels are ignored
     table = table.cast_column("image", datasets.Image())
     table.to_parquet(tmp_path / "table.parquet")
     count, images = each_image(settings(tmp_path / "table.parquet"))
@@ -63,7 +63,7 @@ def test_a_table_keeps_its_order_and_no_row_is_kept_back(tmp_path: Path, folder:
     ]
 
 
-def test_the_digits_are_all_there() -> None:
+def test_digits_give_all_images() -> None:
     count, images = each_image(settings("digits"))
     pixels = torch.stack([image.pixels for image in images])
     parts = [load_images(settings("digits"), split).pixels for split in ("train", "test")]
@@ -71,7 +71,7 @@ def test_the_digits_are_all_there() -> None:
     assert pixels.sum(dtype=torch.long) == sum(part.sum(dtype=torch.long) for part in parts)
 
 
-def test_a_bad_image_is_named_or_left_out(folder: Path) -> None:
+def test_a_bad_image_is_named_or_skipped(folder: Path) -> None:
     (folder / "b" / "a.png").write_text("torn")
     with pytest.raises(DataError, match=r"image 'b/a.png' of .* cannot be decoded.*--on-bad-image skip"):
         list(each_image(settings(folder))[1])
@@ -80,7 +80,7 @@ def test_a_bad_image_is_named_or_left_out(folder: Path) -> None:
     assert [image.row for image in images] == [0, 2, 3]
 
 
-def test_a_folder_without_images_is_said_to_have_none(folder: Path) -> None:
+def test_a_folder_without_images_raises_an_error(folder: Path) -> None:
     for name in ("a.png", "b", "test"):
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()

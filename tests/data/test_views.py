@@ -1,4 +1,4 @@
-"""Views are what the settings say: checked against mirrored and shifted images and colours computed pixel by pixel."""
+"""Views follow the settings: compared with mirrored and shifted images and with colours computed pixel by pixel."""
 
 import math
 
@@ -23,13 +23,13 @@ def view(pixels: torch.Tensor, config: ViewsConfig | None = None, seed: int = 0,
 
 
 def in_unit_range(x: torch.Tensor) -> torch.Tensor:
-    """Network input as shares of full brightness again."""
+    """Convert network input back to [0, 1]."""
     return x * views.STD + views.MEAN
 
 
 @pytest.fixture
 def midway(monkeypatch):
-    """Every uniform number is the middle of its range, unless told otherwise by range."""
+    """Replace every uniform number by the middle of its range, or by the number given for that range."""
 
     def choose(numbers: dict[tuple[float, float], float] | None = None) -> None:
         def uniform(self, low, high):
@@ -42,7 +42,7 @@ def midway(monkeypatch):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The uniform numbers that were drawn, by range."""
+    """Return the uniform numbers that were drawn, by range."""
     numbers: dict[tuple[float, float], torch.Tensor] = {}
     original = views._Draw.uniform
 
@@ -72,7 +72,7 @@ def test_a_view_has_the_shape_of_its_image_and_stays_in_range(channels):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_generator_alone_decides(channels):
+def test_only_the_generator_determines_a_view(channels):
     pixels = noise(channels=channels)
     torch.manual_seed(1)
     first = view(pixels, ALL)
@@ -81,7 +81,7 @@ def test_the_generator_alone_decides(channels):
     assert not torch.equal(view(pixels, ALL, seed=1), first)
 
 
-def test_a_generator_goes_on_to_another_view():
+def test_a_generator_gives_a_new_view_each_time():
     rng = rng_for(0, "views")
     assert not torch.equal(random_view(noise(), ALL, rng), random_view(noise(), ALL, rng))
 
@@ -95,7 +95,7 @@ def test_with_everything_off_a_view_is_the_image(channels):
 @pytest.mark.parametrize(
     "setting", [{"crop": (0.3, 0.9)}, {"rotate": 40}, {"translate": 0.3}, {"shear": 30}, {"jitter": 1.0}]
 )
-def test_images_of_a_batch_get_views_of_their_own(setting):
+def test_each_image_of_a_batch_gets_its_own_view(setting):
     got = view(noise(1).expand(6, -1, -1, -1), **setting)
     assert all(not torch.allclose(got[i], got[j], atol=1e-3) for i in range(6) for j in range(i))
 
@@ -124,7 +124,7 @@ def test_a_right_angle_turns_the_image(midway):
     assert torch.allclose(view(noise(), rotate=90.0), to_input(noise().rot90(1, (2, 3))), atol=1e-3)
 
 
-def test_a_translation_shifts_by_a_share_of_the_side_and_fills_with_black(midway):
+def test_a_translation_shifts_by_a_fraction_of_the_side_and_fills_with_black(midway):
     midway({(-1, 1): 1.0})
     got, pixels = view(noise(), translate=0.25), to_input(noise())
     assert torch.allclose(got[:, :, :12, :12], pixels[:, :, 4:, 4:], atol=1e-3)
@@ -145,7 +145,7 @@ def test_a_shear_moves_rows_apart_and_keeps_them_level(midway):
     assert got[0, 0, 4, :3].max() == pytest.approx(0, abs=1e-3)
 
 
-def test_a_crop_enlarges_its_share_of_the_area(midway):
+def test_a_crop_enlarges_a_fraction_of_the_area(midway):
     midway()
     half = noise(side=32)[:, :, 8:24, 8:24]
     wanted = torch.nn.functional.interpolate(to_input(half), 32, mode="bilinear", align_corners=False)
@@ -166,7 +166,7 @@ def luma(colour: np.ndarray) -> float:
 def recolour(
     image: np.ndarray, bright: float, contrast: float, saturation: float, turn: float, grey: bool
 ) -> np.ndarray:
-    """One image (3, h, w) in float64, pixel by pixel."""
+    """Recolour one image (3, h, w) in float64, pixel by pixel."""
     out = np.empty_like(image, dtype=np.float64)
     to_yiq = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
     for y, x in np.ndindex(image.shape[1:]):
@@ -206,7 +206,7 @@ def test_grayscale_alone_gives_every_channel_the_luma():
         assert torch.allclose(got[:, channel].double(), wanted, atol=1e-6)
 
 
-def test_one_channel_knows_brightness_and_contrast(drawn):
+def test_one_channel_has_brightness_and_contrast(drawn):
     pixels = noise(channels=1)
     got = in_unit_range(view(pixels, jitter=1.0, brightness=0.3, contrast=0.4, saturation=0.5, hue=0.1))
     for k, image in enumerate(pixels.double() / 255):
@@ -220,7 +220,7 @@ def test_one_channel_is_already_grey():
     assert torch.allclose(view(pixels, grayscale=1.0), to_input(pixels), atol=1e-5)
 
 
-def test_jitter_leaves_the_unchosen_images_alone():
+def test_jitter_changes_only_the_chosen_images():
     pixels = noise(1).expand(400, -1, -1, -1)
     changed = (view(pixels, jitter=0.3) - to_input(pixels)).abs().amax((1, 2, 3)) > 1e-3
     assert 80 < changed.sum() < 160
@@ -237,7 +237,7 @@ def test_blur_keeps_a_constant_image_and_smooths_a_noisy_one(channels):
     assert (after.std((2, 3)) < 0.8 * before.std((2, 3))).any()
 
 
-def test_blur_is_the_gaussian_it_says(midway):
+def test_blur_is_a_gaussian_with_the_drawn_sigma(midway):
     midway({(0.1, 2.0): 2.0})
     sigma = 2.0 * 64 / 224
     point = torch.zeros(1, 1, 64, 64, dtype=torch.uint8)
@@ -251,6 +251,6 @@ def test_blur_is_the_gaussian_it_says(midway):
 
 def test_solarize_inverts_the_bright_half():
     pixels = noise()
-    shares = pixels.double() / 255
-    wanted = torch.where(pixels >= 128, 1 - shares, shares)
+    brightness = pixels.double() / 255
+    wanted = torch.where(pixels >= 128, 1 - brightness, brightness)
     assert torch.allclose(in_unit_range(view(pixels, solarize=1.0)).double(), wanted, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Real machines' worth of processes on loopback: one SuperLink with TLS and node keys, and the runs it carries."""
+"""A real deployment on loopback: one SuperLink with TLS and node keys, and several runs on it."""
 
 import shutil
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ SHORT = ("rounds=1", "evaluation.untrained=false")
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
-    """SuperLink and three SuperNodes, which take most of these tests' time to start."""
-    with Rehearsal(deployed(tmp_path_factory.mktemp("federation"), *SHORT)) as rehearsal:
+    """A SuperLink and two SuperNodes, shared because starting them takes most of the time."""
+    with Rehearsal(deployed(tmp_path_factory.mktemp("federation"), *SHORT, encoders=ENCODERS[:2])) as rehearsal:
         rehearsal.start_all()
         yield rehearsal
 
@@ -36,11 +36,11 @@ def run(rehearsal: Rehearsal) -> RunFolder:
     return RunFolder.open(rehearsal.run_dir)
 
 
-def test_three_supernodes_with_tls_and_keys_give_the_same_numbers_as_in_process(
+def test_two_supernodes_with_tls_and_keys_give_the_same_numbers_as_in_process(
     rehearsal: Rehearsal, tmp_path: Path
 ) -> None:
     there = run(rehearsal)
-    federation, paths = write_federation(tmp_path / "here")
+    federation, paths = write_federation(tmp_path / "here", ENCODERS[:2])
     here = start(load_config(str(federation), SHORT), tmp_path / "run", lambda _: None, paths)
     assert there.read_json("results.json") == here.read_json("results.json")
     states = [server_tensors(folder.path) for folder in (here, there)]
@@ -51,8 +51,8 @@ def test_three_supernodes_with_tls_and_keys_give_the_same_numbers_as_in_process(
     assert not [e for e in events if "excluded" in e]
 
 
-def test_a_message_of_100_mb_goes_through_both_ways(rehearsal: Rehearsal, tmp_path: Path) -> None:
-    """Averaging the weights of a wide transformer, 25 million in single precision; the repository itself is the app."""
+def test_a_message_of_100_mb_is_carried_in_both_directions(rehearsal: Rehearsal, tmp_path: Path) -> None:
+    """Average the weights of a wide transformer (25 million, float32), with the repository itself as the app."""
     it = rehearsal.deployment
     for name in it.nodes[1:]:
         rehearsal.processes.pop(name).stop()

@@ -1,4 +1,4 @@
-"""`deploy init`: what each machine gets, who may read it, and that it is all or nothing."""
+"""`deploy init`: the files of each machine, their permissions, and that writing them is atomic."""
 
 import ipaddress
 import stat
@@ -42,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
 
 
 def accepts(certificate: bytes, authority: bytes, host: str, when: datetime | None = None) -> bool:
-    """Whether a client that trusts `authority` takes this certificate for `host`."""
+    """Return whether a client that trusts `authority` accepts this certificate for `host`."""
     try:
         name: x509.DNSName | x509.IPAddress = x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -56,7 +56,7 @@ def accepts(certificate: bytes, authority: bytes, host: str, when: datetime | No
     return True
 
 
-def test_only_the_owner_may_read_what_is_secret(made: Deployment) -> None:
+def test_only_the_owner_can_read_secret_files(made: Deployment) -> None:
     files = {str(path.relative_to(made.folder)): path for path in made.folder.rglob("*") if path.is_file()}
     assert files.keys() >= SECRETS
     private = {name for name, path in files.items() if stat.S_IMODE(path.stat().st_mode) & 0o077 == 0}
@@ -65,7 +65,7 @@ def test_only_the_owner_may_read_what_is_secret(made: Deployment) -> None:
         assert ("PRIVATE KEY" in path.read_text()) == name.endswith(".key"), name
 
 
-def test_the_server_is_known_by_its_ca_and_its_names_only(made: Deployment) -> None:
+def test_the_server_is_verified_only_by_its_ca_and_its_names(made: Deployment) -> None:
     certificate, authority = (made.server / "server.crt").read_bytes(), (made.node("node-2") / "ca.crt").read_bytes()
     assert accepts(certificate, authority, "fl.example.org")
     assert accepts(certificate, authority, "127.0.0.1")
@@ -88,13 +88,13 @@ def test_a_host_is_a_name_or_an_address(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["https://a.org", "a.org:80", "a b", "", "192.0.2.777", "-a.org", "*.org"])
-def test_what_is_no_host_is_refused(host: str, tmp_path: Path) -> None:
+def test_an_invalid_host_is_refused(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither an IP address nor a DNS name"):
         initialise(deployment(tmp_path / "fl", host))
     assert not list(tmp_path.iterdir())
 
 
-def test_each_node_has_a_key_of_its_own_that_the_server_can_register(made: Deployment) -> None:
+def test_each_node_has_its_own_key_that_the_server_can_register(made: Deployment) -> None:
     seen = set()
     for name in made.nodes:
         key = load_ssh_private_key((made.node(name) / "node.key").read_bytes(), None)
@@ -107,7 +107,7 @@ def test_each_node_has_a_key_of_its_own_that_the_server_can_register(made: Deplo
     assert len(seen) == 2
 
 
-def test_the_settings_can_be_used_as_they_are(made: Deployment) -> None:
+def test_the_written_config_and_node_settings_are_valid(made: Deployment) -> None:
     config = load_config(str(made.server / "federation.toml"))
     assert (config.clients.count, config.rad.source) == (2, "rad")
     node = tomllib.loads((made.node("node-2") / "node.toml").read_text())
@@ -121,14 +121,14 @@ def test_scripts_are_valid_and_belong_to_this_deployment(made: Deployment) -> No
     assert len(scripts) == 10
     for script in scripts:
         subprocess.run(["sh", "-n", script], check=True)
-        assert str(made.folder) not in script.read_text()  # the folder is carried elsewhere
+        assert str(made.folder) not in script.read_text()  # the folder is copied to another machine
     assert "fl.example.org:9443" in (made.node("node-1") / "start.sh").read_text()
     assert '"${BIND:-0.0.0.0}" --port 9443' in (made.server / "start-superlink.sh").read_text()
 
 
 def test_a_deployment_is_read_as_it_was_written(made: Deployment) -> None:
     assert Deployment.load(made.folder) == made
-    with pytest.raises(ConfigError, match="holds no deployment"):
+    with pytest.raises(ConfigError, match="is not a deployment folder"):
         Deployment.load(made.folder / "server")
 
 
@@ -138,10 +138,10 @@ def test_the_demo_needs_no_images(tmp_path: Path) -> None:
     assert node["data"]["source"] == load_config(str(tmp_path / "fl/server/federation.toml")).rad.source == "digits"
 
 
-def test_insecure_has_no_keys_and_says_so(tmp_path: Path) -> None:
+def test_insecure_has_no_keys_and_warns(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "fl"), "--insecure"])
     assert shown.exit_code == 0
-    assert "anybody who reaches the port" in shown.stderr
+    assert "anyone who can reach the port" in shown.stderr
     names = {path.name for path in (tmp_path / "fl").rglob("*")}
     assert not names & {"ca.crt", "ca.key", "server.crt", "server.key", "node.key", "node-keys"}
     assert "INSECURE" in (tmp_path / "fl/README.md").read_text()
@@ -165,7 +165,7 @@ def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not list(tmp_path.iterdir())
 
 
-def test_a_renewed_certificate_is_one_the_nodes_already_trust(tmp_path: Path) -> None:
+def test_a_renewed_certificate_is_trusted_by_existing_nodes(tmp_path: Path) -> None:
     it = deployment(tmp_path / "fl")
     initialise(it, days=1)
     authority, old = (it.node("node-1") / "ca.crt").read_bytes(), (it.server / "server.crt").read_bytes()
@@ -176,5 +176,5 @@ def test_a_renewed_certificate_is_one_the_nodes_already_trust(tmp_path: Path) ->
     assert accepts(new.certificate_pem(), authority, it.host, in_a_month)
     assert stat.S_IMODE((it.server / "server.key").stat().st_mode) == 0o600
     (it.folder / "ca/ca.key").unlink()
-    with pytest.raises(ConfigError, match="in their place"):
+    with pytest.raises(ConfigError, match="Restore ca"):
         renew_certificate(it, 100)

@@ -1,4 +1,4 @@
-"""A rehearsal with Flower's own programs on loopback: strangers stay outside, and what breaks is mended."""
+"""A rehearsal with Flower's programs on loopback: unknown nodes are refused, and failed programs are restarted."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def deployment(folder: Path, *nodes: str) -> Deployment:
 
 @pytest.fixture(scope="module")
 def meeting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
-    """Three nodes at one SuperLink: a good one, one with a key nobody registered, one that trusts another CA."""
+    """One SuperLink and three nodes: a valid one, one with an unregistered key, one that trusts another CA."""
     it = deployment(tmp_path_factory.mktemp("meeting") / "fl", "good", "unregistered", "mistrusting")
     (it.server / "node-keys/unregistered.pub").write_bytes(pki.node_key()[1])
     (it.node("mistrusting") / "ca.crt").write_bytes(pki.new_authority().certificate_pem())
@@ -45,7 +45,7 @@ def meeting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
 @pytest.mark.parametrize(
     ("name", "reason"), [("unregistered", "Failed to activate SuperNode"), ("mistrusting", "CERTIFICATE_VERIFY_FAILED")]
 )
-def test_a_node_without_the_right_papers_never_takes_part(meeting: Rehearsal, name: str, reason: str) -> None:
+def test_a_node_without_valid_credentials_never_takes_part(meeting: Rehearsal, name: str, reason: str) -> None:
     node = meeting.processes[name]
     until(lambda: not node.alive)
     assert reason in node.last_words()
@@ -54,18 +54,18 @@ def test_a_node_without_the_right_papers_never_takes_part(meeting: Rehearsal, na
     assert meeting.processes["good"].alive
 
 
-def test_a_folder_is_rehearsed_once_at_a_time(meeting: Rehearsal) -> None:
-    with pytest.raises(RunError, match="is being rehearsed already"):
+def test_a_folder_can_have_only_one_rehearsal_at_a_time(meeting: Rehearsal) -> None:
+    with pytest.raises(RunError, match="is already rehearsing"):
         Rehearsal(meeting.deployment).__enter__()
 
 
-def test_a_taken_port_is_named(meeting: Rehearsal, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(meeting: Rehearsal, tmp_path: Path) -> None:
     other = deployment(tmp_path / "fl", "node-1")
-    with Rehearsal(other, meeting.port) as rehearsal, pytest.raises(RunError, match=f"port {meeting.port} is taken"):
+    with Rehearsal(other, meeting.port) as rehearsal, pytest.raises(RunError, match=f"port {meeting.port} is in use"):
         rehearsal.start_superlink()
 
 
-def test_a_server_with_an_expired_certificate_gets_no_nodes(tmp_path: Path) -> None:
+def test_nodes_refuse_a_server_with_an_expired_certificate(tmp_path: Path) -> None:
     it = deployment(tmp_path / "fl", "node-1")
     authority = pki.load((it.folder / "ca/ca.crt").read_bytes(), (it.folder / "ca/ca.key").read_bytes())
     old = pki.server_certificate(authority, it.host, 1, datetime.now(UTC) - timedelta(days=2))
@@ -125,7 +125,7 @@ class Killing(RunView):
             os.kill(self.rehearsal.processes["superlink"].pid, signal.SIGKILL)
 
 
-def test_a_rehearsal_ends_with_results_whatever_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rehearsal_finishes_despite_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "PAUSE", 1.0)
     it = deployment(tmp_path / "fl", "node-1")
     (it.server / "app/counting.py").write_text(APP)
@@ -137,7 +137,7 @@ def test_a_rehearsal_ends_with_results_whatever_breaks(tmp_path: Path, monkeypat
     view = Killing(rehearsal)
     with rehearsal:
         rehearsal.run(RunWatch(rehearsal.run_dir, view))
-        rehearsal.register_nodes()  # once more does no harm
+        rehearsal.register_nodes()  # registering again is safe
         groups = [process.pid for process in rehearsal.processes.values()]
     assert json.loads((rehearsal.run_dir / "results.json").read_text())["nodes"] <= 1
     warnings = [event.text for event in view.seen if isinstance(event, Warned)]
@@ -148,7 +148,7 @@ def test_a_rehearsal_ends_with_results_whatever_breaks(tmp_path: Path, monkeypat
 
 
 class Failing(Rehearsal):
-    """A rehearsal whose server's part fails, after as many rounds as the plan says."""
+    """A rehearsal whose server app fails after the planned numbers of rounds."""
 
     plan = (0, 0, 1, 1, 1, 9)
 
@@ -164,7 +164,7 @@ class Failing(Rehearsal):
         pass
 
 
-def test_a_server_that_keeps_failing_is_given_up_unless_rounds_get_done(tmp_path: Path) -> None:
+def test_a_server_that_keeps_failing_is_restarted_only_while_rounds_finish(tmp_path: Path) -> None:
     it = deployment(tmp_path / "fl", "node-1")
     with Failing(it) as rehearsal:
         watch = RunWatch(rehearsal.run_dir, RunView(Console(quiet=True), "test"))

@@ -1,4 +1,4 @@
-"""Programs that are started, watched, started again and ended; no Flower here."""
+"""Starting, watching, restarting and ending programs, without Flower."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from hetero_ssfl.deploy.processes import Process, Watchdog
 from hetero_ssfl.deploy.watch import RunWatch
 from hetero_ssfl.events import Event, Started, Warned
 
-CHILDREN = "sleep 300 & echo $!; wait"  # a program with a child of its own, whose id it prints
+CHILDREN = "sleep 300 & echo $!; wait"  # a program with a child, whose id it prints
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def process(folder: Path, watchdog: Watchdog, script: str) -> Process:
     return Process(["sh", "-c", script], folder / "it.log", folder, os.environ, watchdog)
 
 
-def test_what_a_program_started_ends_with_it(tmp_path: Path, watchdog: Watchdog) -> None:
+def test_children_end_with_their_program(tmp_path: Path, watchdog: Watchdog) -> None:
     it = process(tmp_path, watchdog, CHILDREN)
     it.start()
     until(lambda: it.log.read_text())
@@ -41,7 +41,7 @@ def test_what_a_program_started_ends_with_it(tmp_path: Path, watchdog: Watchdog)
     assert it.revive() is None, "what was told to stop is not started again"
 
 
-def test_a_program_that_ignores_the_request_is_killed(
+def test_a_program_that_ignores_sigterm_is_killed(
     tmp_path: Path, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "GRACE", 0.2)
@@ -52,7 +52,7 @@ def test_a_program_that_ignores_the_request_is_killed(
     assert not it.alive
 
 
-def test_a_program_that_ends_is_started_again_after_a_pause(
+def test_a_program_that_ends_is_restarted_after_a_pause(
     tmp_path: Path, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "PAUSES", (0.0, 0.0))
@@ -61,17 +61,17 @@ def test_a_program_that_ends_is_started_again_after_a_pause(
     notes = []
     for _ in range(3):
         until(lambda: not it.alive)
-        notes.append(it.revive())  # notices
-        it.revive()  # starts again
+        notes.append(it.revive())  # detects the end
+        it.revive()  # restarts
     until(lambda: not it.alive)
     it.stop()
     assert it.log.read_text().count("Exit Code") == 4
     assert notes[0] is not None
-    assert "it ended (no connection) and starts again in 0 s" in notes[0]
+    assert "it ended (no connection) and restarts in 0 s" in notes[0]
     assert notes[2] is None, "the same news is not told for ever"
 
 
-def test_a_crash_is_noticed_and_cleaned_up(tmp_path: Path, watchdog: Watchdog) -> None:
+def test_a_crash_is_detected_and_cleaned_up(tmp_path: Path, watchdog: Watchdog) -> None:
     it = process(tmp_path, watchdog, CHILDREN)
     it.start()
     until(lambda: it.log.read_text())
@@ -103,7 +103,7 @@ def test_everything_ends_when_the_supervisor_is_killed(tmp_path: Path) -> None:
 
 
 class Heard(list[Event]):
-    """Stands in for a view."""
+    """Replaces a view."""
 
     rounds = None
 
@@ -111,7 +111,7 @@ class Heard(list[Event]):
         self.append(event)
 
 
-def test_a_run_folder_is_told_as_it_grows(tmp_path: Path) -> None:
+def test_new_events_of_a_run_folder_are_shown(tmp_path: Path) -> None:
     events, view = tmp_path / "events.jsonl", Heard()
     events.write_text('{"event": "round", "round": 1}\n')
     watch = RunWatch(tmp_path, view)  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ def test_a_run_folder_is_told_as_it_grows(tmp_path: Path) -> None:
         )
     watch.look()
     assert view == [Warned(2, "node-1 is late")]
-    events.write_text('{"event": "round", "round": 1}\n{"event": "round", "round": 2}\n')  # a server went on
+    events.write_text('{"event": "round", "round": 1}\n{"event": "round", "round": 2}\n')  # a server continued
     watch.look()
     assert (watch.round, watch.finished) == (2, False)
     (tmp_path / "status.json").write_text('{"phase": "training", "round": 3, "rounds": 9}')

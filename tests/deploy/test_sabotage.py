@@ -1,4 +1,4 @@
-"""kill -9 of a node, of the server and of the SuperLink, and a cut network, in one run that must not mind."""
+"""One run that must survive kill -9 of a node, of the server and of the SuperLink, and a network failure."""
 
 import os
 import subprocess
@@ -11,8 +11,8 @@ TESTS = Path(__file__).parents[1]
 PRIVATE = ["unshare", "--map-root-user", "--net", "sh", "-c"]
 
 
-@pytest.mark.timeout(600)  # it waits for dead nodes to be forgotten
-def test_a_run_survives_the_death_of_a_node_the_server_the_superlink_and_the_network(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)  # waits until dead nodes are removed
+def test_a_run_survives_the_loss_of_a_node_the_server_the_superlink_and_the_network(tmp_path: Path) -> None:
     command = f"exec {sys.executable} -m helpers.sabotage {tmp_path / 'root'}"
     whole = ["sh", "-c", command]
     if not subprocess.run([*PRIVATE, "ip link set lo up"], capture_output=True).returncode:

@@ -1,4 +1,4 @@
-"""The scripts that `init` writes, with stand-ins for Flower's programs."""
+"""The scripts that `init` writes, with substitutes for Flower's programs."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from hetero_ssfl.deploy.writing import initialise
 
 @pytest.fixture
 def moved(tmp_path: Path) -> Deployment:
-    """A folder that was carried elsewhere, to a place with a space in its name."""
+    """A deployment folder that was moved to a path with a space."""
     made = Deployment(tmp_path / "fl", ("node-1", "node-2"), "fl.example.org", 9443)
     initialise(made)
     made.folder.rename(tmp_path / "another place")
@@ -30,7 +30,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "FLOWER_BIN": str(folder / "bin"), "PAUSE": "0"}
 
 
-def test_a_node_that_is_refused_tries_again_until_it_is_stopped(moved: Deployment, tmp_path: Path) -> None:
+def test_a_refused_node_retries_until_it_is_stopped(moved: Deployment, tmp_path: Path) -> None:
     stand_in(
         tmp_path,
         "flower-supernode",
@@ -53,7 +53,7 @@ def test_a_node_that_is_refused_tries_again_until_it_is_stopped(moved: Deploymen
         assert words[words.index(option) + 1] == str(node / name)
 
 
-def test_registering_twice_is_no_failure_but_a_refusal_is(moved: Deployment, tmp_path: Path) -> None:
+def test_registering_twice_succeeds_but_a_refusal_fails(moved: Deployment, tmp_path: Path) -> None:
     def register() -> subprocess.CompletedProcess[str]:
         script = moved.server / "register-nodes.sh"
         return subprocess.run([script], env=environment(tmp_path), capture_output=True, text=True, timeout=60)
@@ -70,7 +70,7 @@ def test_registering_twice_is_no_failure_but_a_refusal_is(moved: Deployment, tmp
     assert "node-2: not registered: no connection" in refused.stderr
 
 
-def test_a_run_is_told_where_its_settings_and_its_folder_are(moved: Deployment, tmp_path: Path) -> None:
+def test_the_run_script_passes_the_config_and_the_run_folder(moved: Deployment, tmp_path: Path) -> None:
     stand_in(tmp_path, "flwr", 'for word; do echo "$word"; done')
     asked = subprocess.run(
         [moved.server / "run.sh"], env=environment(tmp_path), capture_output=True, text=True, timeout=60

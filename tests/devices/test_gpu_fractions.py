@@ -1,4 +1,4 @@
-"""Several clients of a round on one GPU: those at work together never ask for more than all of it."""
+"""Several clients on one GPU: those that train at the same time never use more than the whole GPU."""
 
 import pytest
 import torch
@@ -11,15 +11,15 @@ from hetero_ssfl.federation.running import gpu_fraction
 MODELS = "clients.models=[{encoder='resnet8', gpu_fraction=0.6}, 'resnet10', {encoder='vit', gpu_fraction=0.3}]"
 
 
-def test_unlike_encoders_have_unlike_fractions_and_others_an_equal_part() -> None:
+def test_encoders_have_their_own_fraction_or_an_equal_part() -> None:
     config = load_config("smoke", [MODELS, "clients.count=3", "engine.device=cuda"])
     assert [gpu_fraction(config, k, workers=4) for k in range(3)] == [0.6, 0.25, 0.3]
 
 
-def test_a_client_that_does_not_fit_beside_the_others_waits_for_its_turn() -> None:
+def test_a_client_that_does_not_fit_beside_the_others_waits() -> None:
     nodes = [{"run-dir": "unused", "partition-id": k, "gpu-fraction": f} for k, f in enumerate((0.6, 0.6, 0.4))]
     with InProcessGrid(nodes, workers=3, threads=1) as grid:
-        messages = [grid.create_message(pack(settings={"config": ""}), "query", node, "0") for node in (2, 3, 4)]
+        messages = [grid.create_message(pack(fields={"config": ""}), "query", node, "0") for node in (2, 3, 4)]
         waiting = set(grid.push_messages(messages))
         most = 0.0
         while waiting:
@@ -29,7 +29,7 @@ def test_a_client_that_does_not_fit_beside_the_others_waits_for_its_turn() -> No
     assert most == pytest.approx(1.0)  # 0.6 and 0.4 together, the other 0.6 after one of them
 
 
-def test_torch_is_told_the_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fraction_is_passed_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[float] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", told.append)

@@ -1,4 +1,4 @@
-"""Mixed precision, on the CPU: the same losses but for rounding, and networks that stay in single precision."""
+"""Mixed precision on the CPU: the same losses up to rounding, and networks that stay in float32."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def make_client(config: Config) -> TrainingClient:
 
 
 def losses(precision: str, *more: str) -> list[float]:
-    """Of some local epochs, one by one."""
+    """Return the losses of several local epochs."""
     config = load_config("smoke", [f"engine.precision={precision}", "optim.batch=16", "local_epochs=1", *more])
     client = make_client(config)
     found = [train(client, number)["loss_ssl"] for number in (1, 2, 3)]
@@ -31,9 +31,9 @@ def losses(precision: str, *more: str) -> list[float]:
 def test_half_precision_gives_nearly_the_same_losses(precision: str, more: list[str]) -> None:
     single, half = losses("float32", *more), losses(precision, *more)
     assert half == pytest.approx(single, rel=0.03)
-    assert half != single  # it was really used
+    assert half != single  # half precision was used
 
 
-def test_gradients_of_float16_are_scaled_and_clipped_at_their_true_size() -> None:
-    """With a limit that no step reaches, clipping must change nothing: it sees unscaled gradients."""
+def test_float16_gradients_are_scaled_and_clipped_at_their_true_size() -> None:
+    """Clipping with a limit that no step reaches must change nothing, because it gets unscaled gradients."""
     assert losses("float16", "optim.clip_norm=1e6") == pytest.approx(losses("float16"), rel=1e-6)

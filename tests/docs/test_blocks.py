@@ -1,8 +1,8 @@
-"""Every block of code in the documentation does what it says.
+"""Every code block in the documentation works.
 
-Python runs, page by page, in a folder with small images. So do quick commands, in this process. Long ones (DEMANDING)
-are parsed, their settings read, and have tests of their own. A run whose folder is there already is taken from the one
-small run that all pages share. tests/test_packaging.py follows README.md to the letter, with the installed wheel.
+Python code and quick commands run page by page in a folder with small images. Long commands (DEMANDING) are only parsed
+and their settings checked; they have their own tests. Runs whose folder already exists are copies of one small run.
+tests/test_packaging.py follows README.md exactly, with the installed wheel.
 """
 
 import re
@@ -24,13 +24,13 @@ from hetero_ssfl.federation.sites.node import read_node
 
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EVERYWHERE = [block for page in [ROOT / "README.md", *PAGES] for block in blocks_of(page)]
-DEMANDING = ("demo", "paper", "sweep", "deploy local")  # minutes, or programs of their own
+DEMANDING = ("demo", "paper", "sweep", "deploy local")  # they take minutes, or start other programs
 OTHER_PROGRAMS = {"pip", "python", "tensorboard"}
 
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a reader is assumed to have: folders of images, and a finished run of `smoke`."""
+    """Create what the pages assume: folders of images, and a finished run of `smoke`."""
     folder = tmp_path_factory.mktemp("reader")
     write_folders(folder)
     app(["run", "smoke", "--run-dir", str(folder / "runs" / "smoke"), "--quiet"], standalone_mode=False)
@@ -41,7 +41,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def reader(ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of their own for the reader of a page, with modules that are found there and forgotten afterwards."""
+    """Provide a folder for each page; modules in it can be imported and are unloaded afterwards."""
     shutil.copytree(ground, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -51,7 +51,7 @@ def reader(ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_a_page_shows_works(page: Path, reader: Path) -> None:
+def test_the_blocks_of_a_page_work(page: Path, reader: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks_of(page):
         if block.not_run:
@@ -97,7 +97,7 @@ def follow(command: str, block: Block) -> None:
 
 
 def settled(arguments: list[str]) -> bool:
-    """Whether `run` need not be run: its folder is there, or it would take long, and then its settings are read."""
+    """Tell whether to skip `run`: its folder exists, or it would take long; then only its settings are checked."""
     if "--run-dir" in arguments and Path(arguments[arguments.index("--run-dir") + 1]).exists():
         return True
     if arguments[0] == "smoke" and "--engine" not in arguments:
@@ -108,7 +108,7 @@ def settled(arguments: list[str]) -> bool:
     return True
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_every_block_names_its_language() -> None:
     for block in EVERYWHERE:
         assert block.language in ("python", "sh", "toml", "text", ""), f"{block} is in an unknown language"
         if not block.language:
@@ -117,5 +117,5 @@ def test_every_block_says_what_it_is() -> None:
             )
 
 
-def test_few_blocks_are_not_run_and_these_say_why() -> None:
+def test_only_few_blocks_are_not_run() -> None:
     assert len([block for block in EVERYWHERE if block.not_run]) <= 3

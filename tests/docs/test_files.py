@@ -1,4 +1,4 @@
-"""Files that other programs read: the citation and the forms of the issue tracker."""
+"""Files for other programs: the citation and the forms of the issue tracker."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 FORMS = [path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml"]
 
 
-def test_the_citation_has_what_its_format_asks_for() -> None:
+def test_the_citation_has_the_required_fields() -> None:
     found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert found["cff-version"] == "1.2.0"
     assert {"message", "title", "authors"} <= found.keys()
@@ -22,7 +22,7 @@ def test_the_citation_has_what_its_format_asks_for() -> None:
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)
-def test_an_issue_form_has_what_its_format_asks_for(path: Path) -> None:
+def test_an_issue_form_has_the_required_fields(path: Path) -> None:
     form = yaml.safe_load(path.read_text())
     assert form["name"]
     assert form["description"]

@@ -1,4 +1,4 @@
-"""What a user meets before any page of the documentation: --help, --version and the Tab key."""
+"""The command line's own help: --help, --version and shell completion."""
 
 import os
 import subprocess
@@ -22,32 +22,32 @@ def examples(command: click.Command) -> list[str]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_says_in_a_sentence_what_it_does_and_gives_examples_that_are_understood(name: str) -> None:
+def test_the_help_of_a_command_has_a_sentence_and_valid_examples(name: str) -> None:
     text = COMMANDS[name].help or ""
     first = text.split("\n\n")[0]
-    assert first.endswith("."), f"{name}: '{first}' is no sentence"
+    assert first.endswith("."), f"{name}: '{first}' is not a sentence"
     assert "\nExample" in text, f"{name} has no examples"
     assert examples(COMMANDS[name])
     for line in examples(COMMANDS[name]):
-        assert f"{name} " in f"{line} ", f"'{line}' is an example of another command than {name}"
+        assert f"{name} " in f"{line} ", f"'{line}' is not an example of {name}"
         assert len(line) < 78, f"'{line}' would be broken on a narrow terminal"
         check_line(line)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_and_argument_has_words_of_help(name: str) -> None:
+def test_every_option_and_argument_has_a_help_text(name: str) -> None:
     silent = [p.name for p in COMMANDS[name].params if not getattr(p, "help", None)]
     assert not silent, f"{name}: {silent}"
 
 
 @pytest.mark.parametrize("line", ["hetero-ssfl rnu smoke", "hetero-ssfl run smoke --sead 1", "hetero-ssfl compare"])
-def test_the_check_of_a_line_notices_what_does_not_exist(line: str) -> None:
+def test_the_check_of_a_line_detects_unknown_commands_and_options(line: str) -> None:
     with pytest.raises((click.UsageError, AssertionError)):
         check_line(line)
 
 
 def completions(typed: str) -> list[str]:
-    """What Tab offers in bash after these words."""
+    """Return the completions that bash offers after these words."""
     place = len(typed.split()) - (0 if typed.endswith(" ") else 1)
     env = {"_HETERO_SSFL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(place)}
     return subprocess.run(PROGRAM, capture_output=True, text=True, env={**os.environ, **env}).stdout.split()
@@ -61,7 +61,7 @@ def test_the_shell_completes_commands_presets_and_options() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_that_turns_completion_on_is_printed(shell: str) -> None:
+def test_the_completion_script_is_printed(shell: str) -> None:
     shown = subprocess.run([*PROGRAM, "--show-completion", shell], capture_output=True, text=True)
     assert "_HETERO_SSFL_COMPLETE=" in shown.stdout, shown.stderr
 

@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, loads nothing from elsewhere, and names what exists."""
+"""The documentation site builds without warnings, loads nothing from other hosts, and names only what exists."""
 
 import os
 import re
@@ -28,15 +28,15 @@ ELSEWHERE = re.compile(
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("site")
-    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # advertises a successor, which is no fault of ours
-    # Not with --quiet, which makes --strict overlook warnings.
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # hides an announcement of a successor
+    # --quiet would make --strict ignore warnings.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return target
 
 
-def test_no_page_or_style_loads_anything_from_elsewhere(site: Path) -> None:
+def test_no_page_or_style_loads_anything_from_other_hosts(site: Path) -> None:
     files = [path for kind in ("*.html", "*.css", "*.svg") for path in site.rglob(kind)]
     assert len(files) > 15
     for path in files:
@@ -48,7 +48,7 @@ def test_no_page_or_style_loads_anything_from_elsewhere(site: Path) -> None:
     "text",
     ['<script async src="https://x.org/a.js">', "<link href=//x.org/a.css rel=stylesheet>", "url('http://x.org')"],
 )
-def test_the_search_for_things_from_elsewhere_finds_them(text: str) -> None:
+def test_the_search_for_external_resources_finds_them(text: str) -> None:
     assert ELSEWHERE.search(text)
 
 
@@ -108,8 +108,8 @@ def test_names_in_the_text_exist() -> None:
             assert "NAME" in name or (ROOT / name).exists(), f"{path.name} names {name}, which does not exist"
 
 
-def test_links_between_files_outside_the_site_lead_somewhere() -> None:
-    """mkdocs looks after those of its own pages."""
+def test_links_between_files_outside_the_site_work() -> None:
+    """mkdocs checks the links of its own pages."""
     for path in ROOT.glob("*.md"):
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", path.read_text()):
             if not target.startswith("http"):

@@ -7,7 +7,7 @@ from hetero_ssfl.evaluation import finetune, share_of_labels
 
 
 def stripes(n: int, seed: int) -> Images:
-    """Horizontal against vertical stripes, with noise."""
+    """Return images of horizontal or vertical stripes with noise."""
     rng = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % 2 + 4  # classes need not start at 0
     bars = (torch.arange(8) % 2 * 160).byte()
@@ -22,7 +22,7 @@ def encoder() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def test_finetuning_learns_a_few_labels_and_leaves_the_encoder_as_it_was() -> None:
+def test_finetuning_learns_from_a_few_labels_and_does_not_change_the_encoder() -> None:
     network = encoder()
     before = {key: value.clone() for key, value in network.state_dict().items()}
     accuracy = finetune(network.eval(), stripes(40, 0), stripes(200, 1), EvaluationConfig(finetune_lr=0.02), seed=0)
@@ -31,7 +31,7 @@ def test_finetuning_learns_a_few_labels_and_leaves_the_encoder_as_it_was() -> No
     assert accuracy == finetune(network, stripes(40, 0), stripes(200, 1), EvaluationConfig(finetune_lr=0.02), seed=0)
 
 
-def test_a_share_of_labels_is_of_each_class_and_at_least_one() -> None:
+def test_a_fraction_of_labels_includes_each_class_at_least_once() -> None:
     labels = torch.tensor([0] * 100 + [1] * 20 + [2] * 3)
     rows = share_of_labels(labels, 0.1, seed=0)
     assert torch.bincount(labels[rows]).tolist() == [10, 2, 1]

@@ -33,7 +33,7 @@ def test_features_without_information_score_at_chance() -> None:
 
 
 def test_linear_probe_equals_the_plain_loop() -> None:
-    """The paper's protocol (Adam, lr 0.003, batch 512, 100 epochs) in one full batch, where the order is no matter."""
+    """Uses the paper's protocol (Adam, lr 0.003, batch 512, 100 epochs) with one full batch, so order is irrelevant."""
     train, test = blobs(100, 0, 1.0), blobs(400, 1, 1.0)
     predicted = linear_probe(train, test.x, EvaluationConfig(standardize=False), seed=7)
     with global_seed(7, "probe"):
@@ -47,8 +47,8 @@ def test_linear_probe_equals_the_plain_loop() -> None:
 
 
 @pytest.mark.parametrize("batch", [16, 37, 500])
-def test_the_written_out_steps_are_those_of_autograd_and_adam(batch: int) -> None:
-    """Also with a last batch that is smaller than the others."""
+def test_the_written_out_steps_equal_autograd_and_adam(batch: int) -> None:
+    """Includes a last batch that is smaller than the others."""
     train, config = blobs(100, 0, 0.5), EvaluationConfig(epochs=40, batch=batch)
     layers = [nn.Sequential(nn.Linear(8, 3)) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
@@ -60,7 +60,7 @@ def test_the_written_out_steps_are_those_of_autograd_and_adam(batch: int) -> Non
     assert not torch.allclose(layers[0][0].weight, before, atol=1e-2)
 
 
-def test_standardising_makes_the_probe_blind_to_feature_scale() -> None:
+def test_standardising_makes_the_probe_independent_of_feature_scale() -> None:
     train, test = blobs(200, 0, 1.5), blobs(200, 1, 1.5)
     plain = linear_probe(train, test.x, CONFIG, seed=0)
     scaled = linear_probe(Labeled(train.x * 1000, train.y), test.x * 1000, CONFIG, seed=0)
@@ -79,7 +79,7 @@ def test_knn_equals_brute_force_voting() -> None:
 
 
 def test_classes_come_from_the_training_labels() -> None:
-    """A test class that was never trained on is simply wrong, and labels need not start at 0."""
+    """A test class without training examples counts as wrong, and labels need not start at 0."""
     train, test = blobs(90, 0), blobs(90, 1)
     shifted = probe(Labeled(train.x, train.y + 5), Labeled(test.x, test.y + 5), CONFIG, seed=0)
     assert shifted["linear"] > 95
@@ -88,14 +88,14 @@ def test_classes_come_from_the_training_labels() -> None:
 
 
 @given(per_class=st.integers(1, 8), seed=st.integers(0, 99))
-def test_few_labels_takes_so_many_of_each_class(per_class: int, seed: int) -> None:
+def test_few_labels_takes_the_same_number_of_each_class(per_class: int, seed: int) -> None:
     labels = torch.arange(60) % 4
     rows = few_labels(labels, per_class, seed)
     assert torch.bincount(labels[rows]).tolist() == [per_class] * 4
     assert torch.equal(rows, few_labels(labels, per_class, seed))
 
 
-def test_features_come_from_evaluation_mode_and_leave_the_mode_alone() -> None:
+def test_features_use_evaluation_mode_and_restore_the_mode() -> None:
     encoder = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 5))
     pixels = torch.randint(0, 256, (9, 3, 2, 2), dtype=torch.uint8)
     statistics = encoder[1].running_mean.clone()

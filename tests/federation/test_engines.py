@@ -1,4 +1,4 @@
-"""One server loop and one ClientApp, whatever carries the messages."""
+"""All engines use the same server loop and ClientApp."""
 
 import sys
 from pathlib import Path
@@ -10,26 +10,24 @@ from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.federation import start
 
 
-def test_flowers_simulation_engine_gives_the_same_bits_as_worker_processes(tmp_path: Path) -> None:
+def test_simulation_engine_is_bit_identical_to_worker_processes(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     ours, flowers = (run(tmp_path / kind, f"engine.kind={kind}", "rounds=2") for kind in ("in-process", "simulation"))
     a, b = everything(ours), everything(flowers)
     for event in (*a["events"], *b["events"]):
-        event.pop("bytes_up", None)  # node and run numbers are longer there
+        event.pop("bytes_up", None)  # node and run ids are longer on Ray
     assert_same(a, b)
 
 
-def test_without_ray_the_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_ray_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     monkeypatch.setattr("hetero_ssfl.federation.engines.ray_engine.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'hetero-ssfl\[simulation\]'"):
         start(tiny("engine.kind=simulation"), tmp_path / "run", lambda _: None)
 
 
-def test_what_goes_wrong_in_the_simulation_is_said_in_our_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The engine's thread ends with its own error; the sentence for the user must survive it."""
+def test_simulation_engine_raises_the_original_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's thread ends with an error of its own, but the user must see the original one."""
     pytest.importorskip("ray")
     import flwr.simulation
 

@@ -1,4 +1,4 @@
-"""A disk that is full while something is saved: one sentence, nothing half-written; with room again it goes on."""
+"""A disk that fills up while a file is saved: a one-sentence error, no partial files, and the run can continue."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ assert (event["round"], event["client"]) == (2, "node-1"), event
 assert "No space left on device" in event["excluded"], event
 assert not [f for f in small.rglob(".*") if f.name != ".lock"], "half-written files"
 for file in small.rglob("*.safetensors"):
-    load_tensors(file)  # every file is whole
+    load_tensors(file)  # every file is complete
 assert "node-1" in folder.read_json("results.json")["clients"]
 """
 
@@ -84,7 +84,7 @@ assert all(torch.equal(v, tensors(moved)[k]) for k, v in tensors(whole.folder).i
 
 
 @pytest.mark.parametrize("script", [NODE, SERVER], ids=["node", "server"])
-def test_a_full_disk_costs_no_more_than_the_round(tmp_path: Path, script: str) -> None:
+def test_a_full_disk_loses_only_the_current_round(tmp_path: Path, script: str) -> None:
     small, program = tmp_path / "small", tmp_path / "program.py"
     small.mkdir()
     program.write_text(script)

@@ -1,4 +1,4 @@
-"""Workers are forked from one process that imports for all of them: nobody outlives the run, and nothing is stale."""
+"""Workers are forked from the fork server: no process outlives the run, and the environment is current."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ COMMAND = "from hetero_ssfl.cli import main; main()"
 
 
 def family(pid: int) -> set[int]:
-    """All living processes that come from `pid`."""
+    """Return all living descendants of `pid`."""
     parents = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -39,7 +39,7 @@ def family(pid: int) -> set[int]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 130)])
-def test_when_a_run_is_stopped_nobody_is_left(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_stopping_a_run_ends_all_its_processes(tmp_path: Path, number: signal.Signals, code: int) -> None:
     config, path = tmp_path / "long.toml", tmp_path / "run"
     config.write_text(tiny("rounds=1000", "evaluation.every=0").to_toml())
     command = [sys.executable, "-c", COMMAND, "run", str(config), "--run-dir", str(path)]
@@ -59,11 +59,11 @@ def test_when_a_run_is_stopped_nobody_is_left(tmp_path: Path, number: signal.Sig
     assert not [pid for pid in descendants if Path("/proc", str(pid)).exists()]
 
 
-def test_workers_see_the_environment_as_it_is_when_they_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_get_the_current_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fork server may have been started long before, by another run."""
     config = tiny("data.source=cifar10", "data.side=8", "data.channels=1")
-    settings = {"federation": "0" * 32, "round": 0, "rad": "0" * 64, "config": config.to_toml()}
-    settings |= {"channels": 1, "side": 8}
+    fields = {"federation": "0" * 32, "round": 0, "rad": "0" * 64, "config": config.to_toml()}
+    fields |= {"channels": 1, "side": 8}
     answered = []
     for images in (3, 5):
         write_images(tmp_path / str(images) / "cifar10", np.zeros((images, 8, 8), np.uint8), None)
@@ -73,7 +73,7 @@ def test_workers_see_the_environment_as_it_is_when_they_start(tmp_path: Path, mo
         Setup(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), {"site": "simulated"}, fourth_image).write(folder)
         (folder.path / "config.toml").write_text(config.to_toml())
         with InProcessGrid([{"number": 0, "run-dir": str(folder.path)}], workers=1, threads=1) as grid:
-            message = grid.create_message(pack(settings=settings), "query", 2, "0")
+            message = grid.create_message(pack(fields=fields), "query", 2, "0")
             (reply,) = grid.send_and_receive([message], timeout=120)
         answered.append("out of" in reply.error.reason if reply.has_error() else "ok")
     assert answered == [True, "ok"]

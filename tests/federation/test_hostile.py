@@ -1,5 +1,6 @@
-"""A client that answers anything at all: each reply is named, left out, and changes nothing."""
+"""A hostile client: each malformed reply is reported and excluded, and changes nothing."""
 
+import io
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from hetero_ssfl.errors import ProtocolError
 from hetero_ssfl.federation.client.app import app
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.engines.workers import RUN_ID
-from hetero_ssfl.federation.records import arrays_of, metrics_of, pack, read_update, settings_of
+from hetero_ssfl.federation.records import arrays_of, fields_of, metrics_of, pack, read_update
 from hetero_ssfl.federation.server.loop import Server
 from hetero_ssfl.federation.sites.node import find_rad, open_node, read_node
 from hetero_ssfl.methods import Broadcast, ServerState, method_for
@@ -29,7 +30,7 @@ from hetero_ssfl.methods import Broadcast, ServerState, method_for
 ROSTER = ("node-0", "node-1", "node-2")
 
 Reply = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
-"""Arrays, settings and metrics of a reply, before they are packed."""
+"""Arrays, fields and metrics of a reply, before they are packed."""
 Spoil = Callable[[Reply], Any]
 
 
@@ -37,7 +38,7 @@ def with_array(change: Callable[[np.ndarray], Any]) -> Spoil:
     return lambda reply: ({"factor": change(reply[0]["factor"])}, reply[1], reply[2])
 
 
-def with_setting(key: str, value: Any) -> Spoil:
+def with_field(key: str, value: Any) -> Spoil:
     return lambda reply: (reply[0], {**reply[1], key: value}, reply[2])
 
 
@@ -77,16 +78,16 @@ malformed: st.SearchStrategy[Spoil] = st.one_of(
     st.just(with_array(lambda a: np.zeros_like(a))),
     st.integers(1, 500).map(lambda more: with_array(lambda a: np.tile(a, (1, 1 + 40 * more))[:, : 513 + more])),
     names.filter(lambda n: n != "factor").map(
-        lambda n: lambda r: ({**r[0], n: np.zeros(3, np.float32)}, r[1], r[2])  # an array too many
+        lambda n: lambda r: ({**r[0], n: np.zeros(3, np.float32)}, r[1], r[2])  # an extra array
     ),
     st.just(without(0, "factor")),
-    st.integers(-5, 10**7).filter(lambda r: r != 0).map(lambda r: with_setting("round", r)),
-    st.sampled_from(["0", True, 0.0, math.nan]).map(lambda r: with_setting("round", r)),
-    st.text("0123456789abcdef", min_size=64, max_size=64).map(lambda d: with_setting("rad", d)),
-    names.map(lambda d: with_setting("rad", d)),
-    names.map(lambda d: with_setting("federation", d)),
+    st.integers(-5, 10**7).filter(lambda r: r != 0).map(lambda r: with_field("round", r)),
+    st.sampled_from(["0", True, 0.0, math.nan]).map(lambda r: with_field("round", r)),
+    st.text("0123456789abcdef", min_size=64, max_size=64).map(lambda d: with_field("rad", d)),
+    names.map(lambda d: with_field("rad", d)),
+    names.map(lambda d: with_field("federation", d)),
     st.sampled_from(["federation", "round", "rad", "examples"]).map(lambda key: without(1, key)),
-    st.sampled_from([0, -1, 10**12, 1.5, "many", True]).map(lambda n: with_setting("examples", n)),
+    st.sampled_from([0, -1, 10**12, 1.5, "many", True]).map(lambda n: with_field("examples", n)),
     st.sampled_from([math.nan, math.inf]).map(lambda v: with_metric("loss_ssl", v)),
     st.sampled_from(["event", "round", "client", "excluded", "bytes_up", "", "Ä", "a b", "x" * 99]).map(
         lambda key: with_metric(key, 1.0)
@@ -102,9 +103,7 @@ malformed: st.SearchStrategy[Spoil] = st.one_of(
 
 
 def pickled_array() -> Array:
-    """What would run code if anybody unpickled it."""
-    import io
-
+    """Return an array that would run code if it were unpickled."""
     stream = io.BytesIO()
     np.save(stream, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     return Array("object", (1,), "numpy.ndarray", stream.getvalue())
@@ -124,7 +123,7 @@ def rebuilt(spoilt: Any, question: Message) -> Message:
 
 
 class Stage:
-    """The opening of a federation of three, with the honest replies kept so that it can be played again at once."""
+    """The opening of a federation of three. Honest replies are kept, so that it can be repeated quickly."""
 
     def __init__(self, root: Path) -> None:
         self.rig = Rig(root)
@@ -152,7 +151,7 @@ class Stage:
         if node != 101:
             return Message(content, reply_to=question)
         arrays = {k: v.numpy() for k, v in arrays_of(content).items()}
-        return rebuilt(self.spoil((arrays, settings_of(content), metrics_of(content))), question)
+        return rebuilt(self.spoil((arrays, fields_of(content), metrics_of(content))), question)
 
     def play(self, spoil: Spoil) -> ServerState:
         self.spoil = spoil
@@ -166,7 +165,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(tmp_path_factory.mktemp("hostile"))
 
 
-def test_the_stage_accepts_the_reply_that_is_not_spoilt(stage: Stage) -> None:
+def test_an_unmodified_reply_is_accepted(stage: Stage) -> None:
     state = stage.play(lambda reply: reply)
     assert set(state.clients) == set(ROSTER)
     assert stage.rig.excluded() == []
@@ -174,7 +173,7 @@ def test_the_stage_accepts_the_reply_that_is_not_spoilt(stage: Stage) -> None:
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(malformed)
-def test_200_malformed_replies_are_each_named_and_left_out(stage: Stage, spoil: Spoil) -> None:
+def test_200_malformed_replies_are_each_reported_and_excluded(stage: Stage, spoil: Spoil) -> None:
     state = stage.play(spoil)
     (event,) = [e for e in lines(stage.rig.folder) if "excluded" in e]
     assert event["client"] == "node-1"
@@ -187,7 +186,61 @@ def test_200_malformed_replies_are_each_named_and_left_out(stage: Stage, spoil: 
     assert set(state.clients) == {"node-0", "node-2"}
 
 
-def test_a_message_beyond_the_cap_is_refused_with_a_sentence(stage: Stage) -> None:
+def npy(header: str, data: bytes = b"") -> bytes:
+    """Bytes in numpy's format with any header."""
+    text = header.encode().ljust(118) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
+
+
+def zipped() -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, factor=np.zeros(3))
+    return stream.getvalue()
+
+
+BAD_BYTES = {
+    "a zip archive": zipped(),
+    "petabytes": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 1000000)}"),
+    "a shape of 10^30": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1" + "0" * 30 + ",)}"),
+    "a negative shape": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -24)}", bytes(96)),
+    "an unclosed header": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (24, "),
+    "code in the header": npy("{'descr': __import__('os').abort(), 'fortran_order': False, 'shape': ()}"),
+    "too few bytes": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (24, 4)}", bytes(8)),
+    "too many bytes": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (24, 4)}", bytes(500)),
+    "a huge header": b"\x93NUMPY\x02\x00" + (2**31).to_bytes(4, "little") + b"{" * 3000,
+    "an unknown version": b"\x93NUMPY\x09\x00" + bytes(200),
+    "nothing": b"",
+    "deep nesting": npy("(" * 60),
+}
+
+
+@pytest.mark.parametrize("data", BAD_BYTES.values(), ids=BAD_BYTES)
+def test_bytes_that_are_no_array_cost_only_their_sender(stage: Stage, data: bytes) -> None:
+    """Each of these ended a server once: BadZipFile, MemoryError, OverflowError, TokenError."""
+    array = Array("float32", (24, 4), "numpy.ndarray", data)
+    state = stage.play(lambda reply: ({"factor": array}, reply[1], reply[2]))
+    assert set(state.clients) == {"node-0", "node-2"}
+    (event,) = [e for e in lines(stage.rig.folder) if "excluded" in e]
+    assert "the array 'factor' cannot be read" in event["excluded"]
+
+
+@pytest.mark.parametrize("value", [1.7e308, -1.7e308, 1e31])
+def test_a_figure_that_would_overflow_a_mean_is_refused(stage: Stage, value: float) -> None:
+    state = stage.play(with_metric("loss_ssl", value))
+    assert set(state.clients) == {"node-0", "node-2"}
+
+
+def test_whatever_a_check_raises_is_the_fault_of_the_sender(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(state: ServerState, name: str, update: object) -> None:
+        if name == "node-1":
+            raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr(stage.server.method, "check", check)
+    state = stage.play(lambda reply: reply)
+    assert set(state.clients) == {"node-0", "node-2"}
+
+
+def test_a_message_over_the_size_limit_is_refused(stage: Stage) -> None:
     def huge(reply: Reply) -> Reply:
         return {"factor": np.zeros((24, 2**20 // 8), np.float32)}, reply[1], reply[2]
 
@@ -198,10 +251,10 @@ def test_a_message_beyond_the_cap_is_refused_with_a_sentence(stage: Stage) -> No
     finally:
         stage.server.config = before
     (event,) = [e for e in lines(stage.rig.folder) if "excluded" in e]
-    assert "a message of node-1 has 12 MB, the limit is 1 MB" in event["excluded"]
+    assert "a message from node-1 has 12 MB, the limit is 1 MB" in event["excluded"]
 
 
-# --- the same on the client's side ---
+# --- hostile messages to a client ---
 
 
 @pytest.mark.parametrize(
@@ -215,7 +268,7 @@ def test_a_message_beyond_the_cap_is_refused_with_a_sentence(stage: Stage) -> No
         {"other": torch.zeros(24, 4)},
     ],
 )
-def test_a_client_refuses_a_consensus_that_is_none(stage: Stage, arrays: dict[str, Tensor]) -> None:
+def test_a_client_refuses_an_invalid_consensus(stage: Stage, arrays: dict[str, Tensor]) -> None:
     path = stage.rig.paths[0]
     rad = find_rad(read_node(path), stage.server.roster.rad_digest)
     assert rad is not None
@@ -234,8 +287,8 @@ def test_a_client_refuses_a_consensus_that_is_none(stage: Stage, arrays: dict[st
         {},
     ],
 )
-def test_a_client_refuses_an_instruction_that_belongs_nowhere(stage: Stage, told: dict[str, Any]) -> None:
-    question = Message(pack(settings={**told, "config": stage.rig.config.to_toml()}), 100, "train")
+def test_a_client_refuses_a_message_with_an_invalid_header(stage: Stage, told: dict[str, Any]) -> None:
+    question = Message(pack(fields={**told, "config": stage.rig.config.to_toml()}), 100, "train")
     context = Context(RUN_ID, 100, {"settings": str(stage.rig.paths[0])}, RecordDict(), {})
     reply = app(question, context)
     assert reply.has_error()

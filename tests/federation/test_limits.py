@@ -1,4 +1,4 @@
-"""A node imports what its owner named, also where a server names an installed package's method."""
+"""A node imports only code that its owner listed, including methods of installed packages."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from hetero_ssfl.errors import ProtocolError
 from hetero_ssfl.federation.sites.node import NodeSettings, check_instruction
 
 
-def test_an_installed_method_is_not_imported_unless_the_owner_named_it(
+def test_an_installed_method_is_imported_only_if_the_owner_listed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "plugin-1.0.dist-info").mkdir()
@@ -21,7 +21,7 @@ def test_an_installed_method_is_not_imported_unless_the_owner_named_it(
     monkeypatch.syspath_prepend(tmp_path)
     config = load_config("smoke", ["method=installed"])
     node = {"name": "clinic", "encoder": "resnet8"}
-    with pytest.raises(ProtocolError, match=r"asked to import .installed., which is not among limits\.code"):
+    with pytest.raises(ProtocolError, match=r"asked to import .installed., which is not listed in limits\.code"):
         check_instruction(NodeSettings.model_validate(node), config, 64)
     assert "plugin_of_others" not in sys.modules
     check_instruction(NodeSettings.model_validate({**node, "limits": {"code": ["installed"]}}), config, 64)

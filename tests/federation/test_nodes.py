@@ -1,4 +1,4 @@
-"""Participants with their own disk, model and images; the server's loop as nodes come, go, change and misbehave."""
+"""Participants with their own disk, model and images; the server's loop when nodes join, leave, change and fail."""
 
 import gc
 import shutil
@@ -15,7 +15,7 @@ from hetero_ssfl.config import load_config
 from hetero_ssfl.data import digest
 from hetero_ssfl.errors import ConfigError, ProtocolError, RunError
 from hetero_ssfl.federation import reevaluate, start
-from hetero_ssfl.federation.records import rad_of, settings_of
+from hetero_ssfl.federation.records import fields_of, rad_of
 from hetero_ssfl.federation.sites import NodeSite
 from hetero_ssfl.federation.sites.node import check_instruction, find_rad, keep_rad, open_node, read_node
 from hetero_ssfl.models import Learner
@@ -30,17 +30,17 @@ def rig(tmp_path: Path) -> Rig:
 
 
 class Crash(BaseException):
-    """The server's process ends here."""
+    """Stands for the end of the server's process."""
 
 
 def crash() -> None:
     raise Crash
 
 
-# --- nodes of one's own ---
+# --- a node's own files ---
 
 
-def test_worker_processes_and_a_grid_in_one_thread_give_the_same_bits(rig: Rig, tmp_path: Path) -> None:
+def test_worker_processes_are_bit_identical_to_a_grid_in_one_thread(rig: Rig, tmp_path: Path) -> None:
     here = rig.run()
     federation, paths = write_federation(tmp_path / "again")
     shutil.rmtree(tmp_path / "again" / "rad")  # the same RAD, from the same place
@@ -55,18 +55,18 @@ def test_worker_processes_and_a_grid_in_one_thread_give_the_same_bits(rig: Rig, 
         list(reevaluate(here, config, "test"))
 
 
-def test_a_client_that_leaves_the_cache_is_freed_at_once(rig: Rig) -> None:
-    """Not when Python next looks for cycles: tensors weigh nothing there, so that is too late."""
+def test_an_evicted_client_is_freed_at_once(rig: Rig) -> None:
+    """Freed without the garbage collector, which ignores the size of tensors and would run too late."""
     gc.collect()
     gc.disable()
     try:
         rig.run()
-        assert sum(type(thing) is Learner for thing in gc.get_objects()) <= 1  # the last one that was at work
+        assert sum(type(thing) is Learner for thing in gc.get_objects()) <= 1  # the last one that trained
     finally:
         gc.enable()
 
 
-def test_a_missing_settings_file_is_named_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_missing_settings_file_is_reported_before_anything_is_written(tmp_path: Path) -> None:
     federation, paths = write_federation(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot read node settings.*none\.toml"):
         start(load_config(str(federation)), tmp_path / "run", lambda _: None, [*paths, tmp_path / "none.toml"])
@@ -89,18 +89,18 @@ def test_the_rad_is_sent_once_to_each_node(rig: Rig) -> None:
     rig.run()
     with_rad = [m for m in rig.grid.sent if rad_of(m.content) is not None]
     assert sorted(m.metadata.dst_node_id for m in with_rad) == [100, 101, 102]
-    assert {settings_of(m.content)["round"] for m in with_rad} == {0}
+    assert {fields_of(m.content)["round"] for m in with_rad} == {0}
 
 
-def test_a_node_that_lost_the_rad_is_sent_it_again_and_alone(rig: Rig) -> None:
+def test_only_a_node_that_lost_the_rad_gets_it_again(rig: Rig) -> None:
     rig.at["begin", 2] = lambda: shutil.rmtree(rig.root / "node-1" / "state" / "rad")
     rig.run()
-    again = [m for m in rig.sent("train") if rad_of(m.content) is not None and settings_of(m.content)["round"] == 2]
+    again = [m for m in rig.sent("train") if rad_of(m.content) is not None and fields_of(m.content)["round"] == 2]
     assert [m.metadata.dst_node_id for m in again] == [101]
     assert rig.excluded() == []
 
 
-def test_a_spoilt_rad_on_disk_is_noticed_and_sent_again(rig: Rig) -> None:
+def test_a_corrupt_rad_on_disk_is_detected_and_sent_again(rig: Rig) -> None:
     def spoil() -> None:
         (file,) = (rig.root / "node-2" / "state" / "rad").iterdir()
         data = bytearray(file.read_bytes())
@@ -127,7 +127,7 @@ def test_a_rad_that_does_not_match_its_digest_is_refused(tmp_path: Path) -> None
     assert torch.equal(kept, rad)
 
 
-def test_old_rads_are_dropped_so_that_the_disk_stays_bounded(tmp_path: Path) -> None:
+def test_old_rads_are_deleted(tmp_path: Path) -> None:
     node = read_node(write_node(tmp_path, "a", ENCODERS[0]))
     for shade in range(6):
         rad = torch.full((8, 1, 4, 4), shade, dtype=torch.uint8)
@@ -139,7 +139,7 @@ def test_old_rads_are_dropped_so_that_the_disk_stays_bounded(tmp_path: Path) -> 
 # --- joining, leaving, changing ---
 
 
-def test_a_node_with_a_new_architecture_joins_in_mid_run(rig: Rig) -> None:
+def test_a_node_with_a_new_architecture_can_join_during_a_run(rig: Rig) -> None:
     home = rig.root / "newcomer"
     shutil.copytree(rig.root / "node-0" / "images", home / "images")
     path = write_node(home, "newcomer", "resnet10(width=8)")
@@ -154,7 +154,7 @@ def test_a_node_with_a_new_architecture_joins_in_mid_run(rig: Rig) -> None:
     assert rounds == [2]
 
 
-def test_a_node_that_leaves_stops_nobody_and_its_last_kernel_stays(tmp_path: Path) -> None:
+def test_the_run_continues_with_the_last_kernel_of_a_node_that_left(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "rounds=3")
     rig.at["round", 1] = lambda: rig.grid.nodes.pop(101)
     folder = rig.run()
@@ -166,7 +166,7 @@ def test_a_node_that_leaves_stops_nobody_and_its_last_kernel_stays(tmp_path: Pat
     assert read_status(folder)["nodes"]["node-1"]["state"] == "away"
 
 
-def test_a_node_that_dies_in_a_round_is_left_out_and_may_come_back_under_another_id(tmp_path: Path) -> None:
+def test_a_node_that_dies_in_a_round_is_excluded_and_can_reconnect_with_another_id(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "rounds=3")
     path = rig.grid.nodes[101]
     rig.at["begin", 1] = lambda: rig.grid.nodes.pop(101)
@@ -177,7 +177,7 @@ def test_a_node_that_dies_in_a_round_is_left_out_and_may_come_back_under_another
     assert set(folder.read_json("results.json")["clients"]) == {"node-0", "node-1", "node-2"}
 
 
-def test_a_node_that_replaces_its_encoder_begins_anew_and_goes_on(tmp_path: Path) -> None:
+def test_a_node_that_replaces_its_encoder_restarts_from_new_weights(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "rounds=3")
 
     def swap() -> None:
@@ -192,21 +192,21 @@ def test_a_node_that_replaces_its_encoder_begins_anew_and_goes_on(tmp_path: Path
     assert folder.finished
 
 
-def test_two_nodes_of_one_name_are_not_both_taken(rig: Rig) -> None:
+def test_a_second_node_with_the_same_name_is_refused(rig: Rig) -> None:
     rig.at["begin", 1] = lambda: rig.grid.nodes.update({900: rig.grid.nodes[100]})
     folder = rig.run()
-    assert any("a second node calls itself 'node-0'" in e.get("text", "") for e in rig.events)
+    assert any("a second node has the name 'node-0'" in e.get("text", "") for e in rig.events)
     assert len(folder.read_json("results.json")["clients"]) == 3
 
 
-def test_too_few_nodes_end_the_run_with_the_way_to_continue(tmp_path: Path) -> None:
+def test_too_few_nodes_end_the_run_and_the_error_tells_how_to_continue(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "engine.min_replies=2", "engine.round_timeout=1")
     rig.at["round", 1] = rig.grid.nodes.clear
     with pytest.raises(RunError, match=r"only 0 nodes are connected, expected at least 2.*run\.sh"):
         rig.run()
 
 
-def test_a_server_started_again_goes_on_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_restarted_server_continues_and_ends_bit_identical(tmp_path: Path) -> None:
     whole, broken = Rig(tmp_path / "a"), Rig(tmp_path / "b")
     broken.config = whole.config
     whole.run()
@@ -218,18 +218,18 @@ def test_a_server_started_again_goes_on_and_ends_with_the_same_bits(tmp_path: Pa
     assert whole.folder.read_json("results.json") == broken.folder.read_json("results.json")
 
 
-def test_a_resumed_run_goes_on_without_a_node_that_stays_away(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_without_a_missing_node(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "engine.join_timeout=1")
     rig.at["round", 1] = crash
     with pytest.raises(Crash):
         rig.run()
     rig.grid.nodes.pop(102)
     folder = rig.run()
-    assert any("node-2 did not come back" in e.get("text", "") for e in rig.events)
+    assert any("node-2 did not reconnect" in e.get("text", "") for e in rig.events)
     assert folder.read_json("results.json")["absent"] == ["node-2"]
 
 
-def test_a_resumed_run_is_not_held_up_by_a_node_that_can_no_longer_take_part(tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_wait_for_a_node_that_cannot_take_part(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "engine.join_timeout=1")
     rig.at["round", 1] = crash
     with pytest.raises(Crash):
@@ -239,10 +239,10 @@ def test_a_resumed_run_is_not_held_up_by_a_node_that_can_no_longer_take_part(tmp
     assert folder.read_json("results.json")["absent"] == ["node-2"]
 
 
-# --- what a node does for no server ---
+# --- limits of a node ---
 
 
-def test_weights_never_leave_unless_the_node_says_so(tmp_path: Path) -> None:
+def test_weights_leave_only_if_the_node_allows_it(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "method=fedbyol", encoders=ENCODERS[:1] * 2)
     with pytest.raises(RunError, match=r"node-0 does not send weights.*weights_may_leave"):
         rig.run()
@@ -251,7 +251,7 @@ def test_weights_never_leave_unless_the_node_says_so(tmp_path: Path) -> None:
     rig.grid.tamper[100] = lambda question, reply: (
         Message(Error(0, "no"), reply_to=question) if is_global_model(question) else reply
     )
-    assert "linear_all" in rig.run().read_json("results.json")["global"]  # from node-1, since node-0 would not
+    assert "linear_all" in rig.run().read_json("results.json")["global"]  # from node-1, since node-0 refuses
     assert any("node-0 could not evaluate the global model" in e.get("text", "") for e in rig.events)
 
 
@@ -263,7 +263,7 @@ def is_global_model(question: Message) -> bool:
     ("overrides", "rows", "words"),
     [(["local_epochs=101"], 10, "local_epochs = 101, its limit is 100"), ([], 200_000, "rad_images = 200000")],
 )
-def test_a_node_has_limits(tmp_path: Path, overrides: list[str], rows: int, words: str) -> None:
+def test_a_node_enforces_its_limits(tmp_path: Path, overrides: list[str], rows: int, words: str) -> None:
     node = read_node(write_node(tmp_path, "a", ENCODERS[0]))
     with pytest.raises(ProtocolError, match=words):
         check_instruction(node, load_config("smoke", overrides), rows)
@@ -287,14 +287,14 @@ def test_a_server_cannot_choose_a_nodes_files_model_or_images(rig: Rig) -> None:
         ("name = ", "cannot read node settings"),
     ],
 )
-def test_bad_node_settings_are_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+def test_bad_node_settings_give_a_one_sentence_error(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "node.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         read_node(path)
 
 
-def test_a_node_whose_images_are_gone_says_so_and_the_others_go_on(rig: Rig) -> None:
+def test_a_node_with_missing_images_reports_it_and_the_others_continue(rig: Rig) -> None:
     rig.at["begin", 1] = lambda: shutil.rmtree(rig.root / "node-2" / "images")
     rig.run()
     assert rig.excluded() == [(1, "node-2"), (2, "node-2")]
@@ -302,7 +302,7 @@ def test_a_node_whose_images_are_gone_says_so_and_the_others_go_on(rig: Rig) -> 
     assert rig.folder.read_json("results.json")["absent"] == ["node-2"]
 
 
-def test_a_server_without_a_rad_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_a_server_without_a_rad_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rad\.source is not set"):
         NodeSite().set_up(load_config("smoke", []))
 

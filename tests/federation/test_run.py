@@ -1,4 +1,4 @@
-"""Whole runs on real worker processes: the same numbers with any number of workers, through kills and failures."""
+"""Whole runs on real worker processes: the same results with any number of workers, also after kills and failures."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from flwr.app import Message, RecordDict
 
 from helpers.saved import lines, server_tensors
 from helpers.whole_runs import assert_same, everything, run, tiny
+from hetero_ssfl.data import to_input
 from hetero_ssfl.errors import ConfigError, DataError, RunError
 from hetero_ssfl.events import Evaluating, Event, Progressed, Warned
 from hetero_ssfl.federation import resume, start
@@ -34,11 +35,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return run(tmp_path_factory.mktemp("reference") / "run", "engine.workers=2")
 
 
-def test_one_worker_gives_the_same_bits_as_two(reference: RunFolder, tmp_path: Path) -> None:
+def test_one_worker_is_bit_identical_to_two(reference: RunFolder, tmp_path: Path) -> None:
     assert_same(everything(reference), everything(run(tmp_path / "run", "engine.workers=1")))
 
 
-def test_every_round_and_client_is_accounted_for(reference: RunFolder) -> None:
+def test_every_round_and_client_has_an_event(reference: RunFolder) -> None:
     events = lines(reference)
     assert [e["round"] for e in events if e["event"] == "round"] == [0, 1, 2, 3]
     clients = [(e["round"], e["client"]) for e in events if e["event"] == "client"]
@@ -59,15 +60,15 @@ def test_the_run_folder_holds_models_with_cards(reference: RunFolder) -> None:
 
 
 def test_only_representations_travel(reference: RunFolder) -> None:
-    """The server's state holds nothing but factors on the RAD: no weight of any client."""
+    """The server's state contains only factors on the RAD, no weights of any client."""
     tensors = server_tensors(reference.path)
     assert {key.split("/")[-1] for key in tensors} == {"factor", "lost"}
     assert all(len(value) == 32 for key, value in tensors.items() if key.endswith("factor"))
 
 
-def test_sketches_of_unlike_encoders_have_one_shape_and_the_consensus_of_factors(tmp_path: Path) -> None:
+def test_sketches_of_different_encoders_have_one_shape_and_give_the_same_consensus_as_factors(tmp_path: Path) -> None:
     short = ["rounds=1", "evaluation.every=0", "evaluation.untrained=false", "engine.workers=1"]
-    # One round only: rounding errors grow with every step, in either form.
+    # One round only, because rounding errors grow with every step in both forms.
     folders = [run(tmp_path / form, f"alignment.form={form}", *short) for form in ("factor", "sketch")]
     by_factor, tensors = (server_tensors(folder.path) for folder in folders)
     assert {key.split("/")[-1] for key in tensors} == {"sketch", "trace", "factor", "lost", "sums", "totals"}
@@ -93,7 +94,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("moment", ["begin 2", "progress", "evaluating 3", "round 1"])
-def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(
+def test_a_run_killed_at_any_moment_and_resumed_ends_bit_identical(
     reference: RunFolder, tmp_path: Path, moment: str
 ) -> None:
     script, config, path = tmp_path / "go.py", tmp_path / "config.toml", tmp_path / "run"
@@ -112,7 +113,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(
     assert_same(everything(reference), everything(resume(folder, lambda _: None)))
 
 
-def test_a_finished_run_is_left_alone(reference: RunFolder) -> None:
+def test_a_finished_run_is_left_unchanged(reference: RunFolder) -> None:
     before = (reference.path / "results.json").stat().st_mtime_ns
     resume(reference, lambda _: None)
     start(reference.config, reference.path, lambda _: None)
@@ -120,14 +121,14 @@ def test_a_finished_run_is_left_alone(reference: RunFolder) -> None:
 
 
 def test_a_run_is_never_overwritten_by_another(reference: RunFolder) -> None:
-    other = r"other settings \(alignment\.mu is [\d.]+ there and 3\.5 here\)\. Continue that one with: .*--resume"
+    other = r"different settings \(alignment\.mu is [\d.]+ there and 3\.5 here\)\. Continue that run with: .*--resume"
     with pytest.raises(RunError, match=other):
         start(tiny("engine.workers=2", "alignment.mu=3.5"), reference.path, lambda _: None)
-    with pytest.raises(RunError, match="other participants"):
+    with pytest.raises(RunError, match="different participants"):
         start(reference.config, reference.path, lambda _: None, nodes=[reference.path / "node.toml"])
 
 
-def test_partial_participation_touches_only_the_selected(tmp_path: Path) -> None:
+def test_partial_participation_changes_only_the_selected_clients(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", "clients.per_round=1", "rounds=2", "evaluation.every=0")
     events = [e for e in lines(folder) if e["event"] == "client" and e["round"] > 0]
     assert [e["round"] for e in events] == [1, 2]
@@ -140,7 +141,7 @@ def test_partial_participation_touches_only_the_selected(tmp_path: Path) -> None
 
 @pytest.fixture
 def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A user's encoder that passes the dry run and fails in training."""
+    """A user's encoder that passes the checks and fails in training."""
     (tmp_path / "fragile.py").write_text(
         "import torch\n"
         "class Fragile(torch.nn.Module):\n"
@@ -155,7 +156,7 @@ def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "fragile:Fragile"
 
 
-def test_a_client_that_fails_is_named_and_left_out(tmp_path: Path, fragile: str) -> None:
+def test_a_failing_client_is_reported_and_excluded(tmp_path: Path, fragile: str) -> None:
     warnings: list[str] = []
     config = tiny(f"clients.models=['resnet8(width=4)', '{fragile}', 'resnet8(width=8)']", "rounds=1")
     folder = start(config, tmp_path / "run", lambda e: warnings.append(e.text) if isinstance(e, Warned) else None)
@@ -165,18 +166,18 @@ def test_a_client_that_fails_is_named_and_left_out(tmp_path: Path, fragile: str)
     assert any("client-001" in text for text in warnings)
 
 
-def test_too_few_replies_stop_the_run_with_a_way_to_go_on(tmp_path: Path, fragile: str) -> None:
+def test_too_few_replies_stop_the_run_and_the_error_tells_how_to_continue(tmp_path: Path, fragile: str) -> None:
     with pytest.raises(RunError, match=r"round 1 got 0 usable replies.*out of luck.*--resume"):
         run(tmp_path / "run", f"clients.models=['{fragile}']", "evaluation.every=0")
     assert lines(RunFolder.open(tmp_path / "run"))[-1]["round"] == 0
 
 
-def test_clients_that_never_answer_are_not_waited_for_without_end(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="only 0 of 3 clients answered in time"):
+def test_waiting_for_clients_that_never_reply_ends(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="only 0 of 3 clients connected in time"):
         run(tmp_path / "run", "engine.round_timeout=0.001")
 
 
-def test_a_killed_worker_costs_one_reply_and_is_replaced(tmp_path: Path) -> None:
+def test_a_killed_worker_loses_one_reply_and_is_replaced(tmp_path: Path) -> None:
     import multiprocessing
 
     killed = []
@@ -195,22 +196,7 @@ def test_a_killed_worker_costs_one_reply_and_is_replaced(tmp_path: Path) -> None
     assert [e["round"] for e in lines(folder) if e["event"] == "round"] == [0, 1, 2]
 
 
-@pytest.fixture
-def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An encoder that ends its process when it is trained, as an error in native code does."""
-    (tmp_path / "dying.py").write_text(
-        "import os\nfrom torch import nn\n"
-        "class Dying(nn.Linear):\n"
-        "    def __init__(self, in_channels, side):\n"
-        "        super().__init__(in_channels * side * side, 8)\n"
-        "    def forward(self, x):\n"
-        "        return os.abort() if self.training else super().forward(x.flatten(1))\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return "dying:Dying"
-
-
-def test_a_client_whose_process_dies_is_named_with_its_encoder_and_the_signal(tmp_path: Path, dying: str) -> None:
+def test_a_dead_client_process_is_reported_with_its_encoder_and_the_signal(tmp_path: Path, dying: str) -> None:
     folder = run(tmp_path / "run", f"clients.models=['resnet8(width=4)', '{dying}']", "rounds=1")
     (event,) = [e for e in lines(folder) if "excluded" in e]
     assert event["client"] == "client-001"
@@ -218,7 +204,7 @@ def test_a_client_whose_process_dies_is_named_with_its_encoder_and_the_signal(tm
     assert f"encoder {dying}" in event["excluded"]
 
 
-def test_where_every_reply_is_needed_such_a_death_stops_the_run(tmp_path: Path, dying: str) -> None:
+def test_a_dead_client_process_stops_the_run_if_every_reply_is_needed(tmp_path: Path, dying: str) -> None:
     with pytest.raises(RunError, match=r"2 usable replies, expected at least 3.*client-001.*SIGABRT.*dying:Dying"):
         run(tmp_path / "run", f"clients.models=['resnet8(width=4)', '{dying}']", "engine.min_replies=3")
 
@@ -233,13 +219,13 @@ def test_where_every_reply_is_needed_such_a_death_stops_the_run(tmp_path: Path, 
         "data.source=/nowhere/at/all",
     ],
 )
-def test_what_cannot_work_leaves_nothing_behind(tmp_path: Path, override: str) -> None:
+def test_a_run_that_cannot_work_leaves_no_files(tmp_path: Path, override: str) -> None:
     with pytest.raises((ConfigError, DataError)):
         run(tmp_path / "run", override)
     assert not (tmp_path / "run").exists()
 
 
-def test_data_without_labels_trains_and_probes_nothing(tmp_path: Path) -> None:
+def test_data_without_labels_is_trained_on_but_not_probed(tmp_path: Path) -> None:
     from PIL import Image
 
     for k in range(120):
@@ -258,21 +244,36 @@ def test_data_without_labels_trains_and_probes_nothing(tmp_path: Path) -> None:
     assert (folder.path / "models" / "client-002" / "encoder.safetensors").exists()
 
 
+@torch.no_grad()
+def accuracy_of_the_global_classifier(folder: RunFolder) -> float:
+    """Compute the accuracy from the server's file, without the evaluation code."""
+    site = SimulatedSite(folder)
+    learner, test = participant(site, 0).untrained().eval(), site.held_out("test")
+    shared, _ = load_tensors(folder.path / "server.safetensors")
+    learner.load_state_dict({**learner.state_dict(), **shared})
+    assert learner.classifier is not None
+    assert test.labels is not None
+    guesses = learner.classifier(learner.encoder(to_input(test.pixels))).argmax(1)
+    return 100 * float((guesses == test.labels).double().mean())
+
+
 @pytest.mark.parametrize(("method", "kind"), [("fedbyol", "byol"), ("fedema", "byol"), ("fedavg", "byol")])
 def test_averaging_methods_run_end_to_end_and_probe_the_global_model(tmp_path: Path, method: str, kind: str) -> None:
     overrides = [f"method={method}", f"ssl.kind={kind}", "clients.models=['resnet8(width=4)']", "rounds=2"]
     folder = run(tmp_path / "run", *overrides, "clients.per_round=2", "evaluation.every=0", "engine.workers=1")
     results = folder.read_json("results.json")
-    assert set(results["global"]) == {"linear_all"}
+    assert set(results["global"]) == {"linear_all"} | ({"classifier_all"} if method == "fedavg" else set())
+    if method == "fedavg":
+        assert results["global"]["classifier_all"] == pytest.approx(accuracy_of_the_global_classifier(folder))
     assert len(results["clients"]) == 3
     sent = [e["bytes_up"] for e in lines(folder) if e["event"] == "client"]
     weights = sum(v.numel() * 4 for k, v in server_tensors(folder.path).items() if "shared" in k)
     assert all(0.9 * weights < size < 1.5 * weights + 5000 for size in sent)
     opening = [e["client"] for e in lines(folder) if e["event"] == "client" and e["round"] == 0]
-    assert opening == ["client-000"]  # whose initialisation all start from
+    assert opening == ["client-000"]  # all clients start from its weights
 
 
-def test_a_small_memory_budget_changes_no_number(tmp_path: Path) -> None:
+def test_a_small_memory_budget_does_not_change_the_results(tmp_path: Path) -> None:
     wide = ["clients.models=['resnet8(width=24)', 'mobilenet(width=24)']", "rounds=2", "engine.workers=1"]
     roomy, tight = (run(tmp_path / mb, f"engine.memory_mb={mb}", *wide) for mb in ("4096", "1"))
     assert_same(everything(roomy), everything(tight))
@@ -292,7 +293,7 @@ def test_clients_beyond_the_memory_budget_are_dropped_and_read_back(reference: R
     assert all(torch.equal(v, again.learner.state_dict()[k]) for k, v in before.items())
 
 
-def test_networks_of_a_client_that_left_serve_the_next_of_its_kind(tmp_path: Path) -> None:
+def test_networks_of_an_evicted_client_are_reused_for_the_same_kind(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", "clients.models=['resnet8(width=4)']", "rounds=1", "evaluation.every=0")
     site, cache = SimulatedSite(folder), ClientCache()
     first, second = (cache.get(participant(site, k), limit=1) for k in (0, 1))
@@ -303,24 +304,22 @@ def test_networks_of_a_client_that_left_serve_the_next_of_its_kind(tmp_path: Pat
     saved = folder.states("client-002").load(1)
     assert all(torch.equal(value, saved[key]) for key, value in third.learner.state_dict().items())
     cache._shrink(budget=1)
-    untrained = cache.get(participant(site, 0), limit=0)  # never trained: its own beginning, not another's networks
+    untrained = cache.get(participant(site, 0), limit=0)  # never trained: its own initial weights, not another client's
     assert untrained.learner is not second.learner
     own = participant(site, 0).untrained().state_dict()
     assert all(torch.equal(value, own[key]) for key, value in untrained.learner.state_dict().items())
 
 
-def test_a_client_asked_for_an_earlier_round_goes_back_to_it(reference: RunFolder) -> None:
+def test_a_client_asked_for_an_earlier_round_loads_that_round(reference: RunFolder) -> None:
     site = SimulatedSite(reference)
     cache = ClientCache()
     assert cache.get(participant(site, 0), limit=3).round == 3
     assert cache.get(participant(site, 0), limit=2).round == 2
 
 
-@pytest.mark.parametrize("when", ["before any share", "between shares and state"])
-def test_killed_between_events_and_state_a_round_is_played_again(
-    reference: RunFolder, tmp_path: Path, when: str
-) -> None:
-    """The window the commit point exists for: events of round 3 are written, its state is not."""
+@pytest.mark.parametrize("when", ["before any contribution", "between contributions and state"])
+def test_a_round_killed_between_events_and_state_is_repeated(reference: RunFolder, tmp_path: Path, when: str) -> None:
+    """The case that the commit point protects against: events of round 3 are written, its state is not."""
     path = tmp_path / "run"
 
     class Killed(BaseException):
@@ -329,7 +328,7 @@ def test_killed_between_events_and_state_a_round_is_played_again(
     def stop(folder: RunFolder, state: ServerState) -> ServerState:
         if state.round < 3:
             return saving.save_state(folder, state)
-        if when == "between shares and state":
+        if when == "between contributions and state":
             patch.setattr(saving, "save_tensors", stop_now)
             saving.save_state(folder, state)
         raise Killed
@@ -343,11 +342,11 @@ def test_killed_between_events_and_state_a_round_is_played_again(
             run(path, "engine.workers=2")
     assert lines(RunFolder.open(path))[-1]["round"] == 3
     newest = [RunFolder(path).shares(f"client-{k:03d}").newest(99) for k in range(3)]
-    assert newest == [2 if when == "before any share" else 3] * 3
+    assert newest == [2 if when == "before any contribution" else 3] * 3
     assert_same(everything(reference), everything(resume(RunFolder.open(path), lambda _: None)))
 
 
-def test_clients_in_this_process_do_not_do_what_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_messages_are_not_processed_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def answer(_: object, message: Message, __: object) -> Message:
@@ -364,18 +363,18 @@ def test_clients_in_this_process_do_not_do_what_nobody_waits_for(monkeypatch: py
     assert asked == nodes[2:]
 
 
-def test_a_share_of_a_round_that_never_counted_is_forgotten(tmp_path: Path) -> None:
-    """Kept, it would push out the share that counts when the next one is saved."""
+def test_a_contribution_of_an_uncommitted_round_is_deleted(tmp_path: Path) -> None:
+    """If it were kept, saving the next one would delete the committed contribution."""
     folder = run(tmp_path / "run", "rounds=2", "evaluation.every=0", "engine.workers=1")
-    shares = folder.shares("client-000")
-    shares.save(3, {"factor": torch.zeros(1)})
+    contributions = folder.shares("client-000")
+    contributions.save(3, {"factor": torch.zeros(1)})
     (folder.path / "results.json").unlink()
     resume(folder, lambda _: None)
-    assert shares.newest(99) == 2
+    assert contributions.newest(99) == 2
 
 
 def test_a_failed_final_evaluation_is_not_a_finished_run(tmp_path: Path) -> None:
-    """What fails at the very end must not throw away the training before it."""
+    """A failure at the very end must not discard the training before it."""
     path = tmp_path / "run"
 
     def spoil(event: Event) -> None:
@@ -389,21 +388,21 @@ def test_a_failed_final_evaluation_is_not_a_finished_run(tmp_path: Path) -> None
     assert resume(RunFolder.open(path), lambda _: None).finished
 
 
-def test_a_client_that_is_too_slow_is_left_out_and_its_work_is_stopped(tmp_path: Path) -> None:
+def test_a_slow_client_is_excluded_and_its_work_is_stopped(tmp_path: Path) -> None:
     nodes = [{"run-dir": "unused", "number": 0}]
     with InProcessGrid(nodes, workers=1, threads=1) as grid:
         before = grid._workers[0].process.pid
-        message = grid.create_message(pack(settings={"config": ""}), "query", 2, "0")
+        message = grid.create_message(pack(fields={"config": ""}), "query", 2, "0")
         (message_id,) = grid.push_messages([message])
         grid.cancel({message_id})
         assert grid._workers[0].process.pid != before
         assert grid._workers[0].busy is None
         assert not list(grid.pull_messages([message_id]))
         reply = next(iter(grid.send_and_receive([grid.create_message(pack(), "query", 2, "0")], timeout=120)))
-        assert reply.has_error()  # the new worker answers: there is no run at that place
+        assert reply.has_error()  # the new worker replies that there is no run folder
 
 
-def test_few_labels_are_probed_frozen_and_fine_tuned(tmp_path: Path) -> None:
+def test_few_labels_are_used_for_frozen_and_fine_tuned_probes(tmp_path: Path) -> None:
     few = ["evaluation.label_shares=[0.1]", "evaluation.finetune_epochs=1", "evaluation.untrained=false"]
     folder = run(tmp_path / "run", "rounds=1", "method=local", "evaluation.every=0", "engine.workers=1", *few)
     scores = folder.read_json("results.json")["clients"]["client-000"]

@@ -1,4 +1,4 @@
-"""The Strategy for Flower projects of others: with made-up replies, and on Flower's Simulation Engine."""
+"""The Strategy for existing Flower projects, with synthetic replies and on Flower's Simulation Engine."""
 
 import subprocess
 import sys
@@ -18,12 +18,12 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_project.py"
 ALIGNMENT = AlignmentConfig(rad_batch=0)
 
 
-def share(*scope: int, rows: int = 12) -> Tensor:
+def contribution(*scope: int, rows: int = 12) -> Tensor:
     return client_factor(torch.randn(rows, 4, generator=rng_for(*scope)), ALIGNMENT)
 
 
 def reply(node: int, factor: Tensor, examples: object = 10, loss: object = 1.0, key: str = "arrays") -> Message:
-    """As a SuperNode would send it."""
+    """Build a reply as a SuperNode sends it."""
     set_identity(1)
     asked = Message(RecordDict(), node, "train")
     set_identity(node)
@@ -42,47 +42,49 @@ def mean(*factors: Tensor) -> Tensor:
     return sum((a.double() @ a.double().T for a in factors), torch.zeros(())) / len(factors)
 
 
-def test_the_mean_kernel_of_all_who_ever_replied_comes_back() -> None:
+def test_strategy_returns_the_mean_kernel_of_all_nodes_that_ever_replied() -> None:
     strategy = HeteroSSFLStrategy(12, ALIGNMENT)
-    arrays, metrics = strategy.aggregate_train(1, [reply(8, share(8)), reply(5, share(5))])
-    assert torch.allclose(kernel(arrays), mean(share(8), share(5)), atol=1e-6)
+    arrays, metrics = strategy.aggregate_train(1, [reply(8, contribution(8)), reply(5, contribution(5))])
+    assert torch.allclose(kernel(arrays), mean(contribution(8), contribution(5)), atol=1e-6)
     assert metrics is not None
     assert metrics["loss"] == pytest.approx(1.0)
     assert float(metrics["consensus_effective_rank"]) > 1  # type: ignore[arg-type]
-    arrays, _ = strategy.aggregate_train(2, [reply(5, share(5, 2)), reply(9, share(9))])  # 8 sat out, 9 is new
-    assert torch.allclose(kernel(arrays), mean(share(8), share(5, 2), share(9)), atol=1e-6)
+    arrays, _ = strategy.aggregate_train(
+        2, [reply(5, contribution(5, 2)), reply(9, contribution(9))]
+    )  # 8 did not reply, 9 is new
+    assert torch.allclose(kernel(arrays), mean(contribution(8), contribution(5, 2), contribution(9)), atol=1e-6)
 
 
-def test_what_cannot_be_used_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_unusable_replies_are_excluded_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     strategy = HeteroSSFLStrategy(12, ALIGNMENT)
     bad = [
-        reply(2, share(2, rows=11)),
+        reply(2, contribution(2, rows=11)),
         reply(3, torch.full((12, 4), torch.nan)),
-        reply(4, 1000 * share(4)),
-        reply(6, share(6), examples=0),
-        reply(7, share(7), examples=0.5),
-        reply(9, share(9), loss=[1.0, 2.0]),  # after 8: it sets what the figures of a round are
-        reply(10, share(10), key="weights"),
+        reply(4, 1000 * contribution(4)),
+        reply(6, contribution(6), examples=0),
+        reply(7, contribution(7), examples=0.5),
+        reply(9, contribution(9), loss=[1.0, 2.0]),  # comes after 8, whose figures the others must match
+        reply(10, contribution(10), key="weights"),
     ]
     failed = Message(Error(0, "out of memory"), reply_to=Message(RecordDict(), 11, "train"))
-    arrays, _ = strategy.aggregate_train(1, [*bad, failed, reply(8, share(8))])
-    assert torch.allclose(kernel(arrays), mean(share(8)), atol=1e-6)
+    arrays, _ = strategy.aggregate_train(1, [*bad, failed, reply(8, contribution(8))])
+    assert torch.allclose(kernel(arrays), mean(contribution(8)), atol=1e-6)
     assert set(strategy.state.clients) == {"node 8"}
-    assert sum("goes on without a reply: node" in text for text in caplog.messages) == len(bad)
+    assert sum("continues without a reply: node" in text for text in caplog.messages) == len(bad)
     assert strategy.aggregate_train(2, bad[:5]) == (None, None)
     assert set(strategy.state.clients) == {"node 8"}
 
 
-def test_other_keys_are_those_of_fedavg_and_what_cannot_work_is_refused() -> None:
+def test_strategy_accepts_fedavgs_keys_and_refuses_unsupported_settings() -> None:
     strategy = HeteroSSFLStrategy(12, ALIGNMENT, arrayrecord_key="kernel")
-    arrays, _ = strategy.aggregate_train(1, [reply(8, share(8), key="kernel")])
-    assert torch.allclose(kernel(arrays), mean(share(8)), atol=1e-6)
+    arrays, _ = strategy.aggregate_train(1, [reply(8, contribution(8), key="kernel")])
+    assert torch.allclose(kernel(arrays), mean(contribution(8)), atol=1e-6)
     for wrong in ({"form": "sketch"}, {"leave_one_out": True}):
         with pytest.raises(ConfigError, match="own server"):
             HeteroSSFLStrategy(12, ALIGNMENT.model_copy(update=wrong))
 
 
-def test_the_example_aligns_two_unlike_networks_on_flowers_own_engine() -> None:
+def test_the_example_aligns_two_different_networks_on_flowers_engine() -> None:
     done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert float(done.stdout.rsplit(":", 1)[1]) > 0.8, "0.5 with mu = 0"

@@ -1,1 +1,1 @@
-"""What several tests need: federations on disk, grids in one thread, real rehearsals, pages of the documentation."""
+"""Helpers of several tests: federations on disk, grids in one thread, rehearsals, pages of the documentation."""

@@ -1,4 +1,4 @@
-"""The code in the documentation, block by block."""
+"""The code blocks of the documentation."""
 
 import re
 import textwrap
@@ -16,24 +16,24 @@ FILE = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
 class Block:
     page: str
     line: int
-    """Of its first line of code."""
+    """Line number of its first line of code."""
     language: str
     text: str
     not_run: str | None
-    """Why not, if the page says so in a comment before the block."""
+    """Why it is not run, if a comment before the block says so."""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
 
     @property
     def file(self) -> str | None:
-        """The file that the reader is to save this as, if its first line names one."""
+        """The file name to save the block as, if its first line has one."""
         found = FILE.match(self.text)
         return found[1] if found else None
 
     @property
     def commands(self) -> Iterator[str]:
-        """What a shell would run one after another, without comments and without the settings of variables."""
+        """Return the shell commands, without comments and variable assignments."""
         for line in self.text.replace("\\\n", " ").splitlines():
             for part in re.sub(r"\s#\s.*|^#.*", "", line).split("&&"):
                 if part.strip():

@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven over its DevTools pipe: no driver and no package beside the browser."""
+"""A headless Chromium, controlled through its DevTools pipe without a driver or other packages."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PATIENCE = 60  # seconds that an answer may take
+PATIENCE = 60  # seconds to wait for a reply
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe"),
     *("--no-first-run", "--disable-dev-shm-usage", "--disable-quic", "--disable-sync"),
@@ -22,14 +22,14 @@ FLAGS = (
 
 
 class Browser:
-    """One page at a time. `events` keeps what the browser said since the page was opened."""
+    """One page at a time. `events` holds the browser's events since the page was opened."""
 
     def __init__(self) -> None:
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
 
-        def place_pipes() -> None:  # Chromium reads its orders from 3 and answers on 4
+        def place_pipes() -> None:  # Chromium reads commands from 3 and replies on 4
             orders, answers = os.dup(to_browser), os.dup(from_browser)
             os.dup2(orders, 3)
             os.dup2(answers, 4)

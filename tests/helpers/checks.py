@@ -1,6 +1,6 @@
-"""One round on a device of its own: nothing is left on the CPU, and no step waits for the accelerator.
+"""One round on an accelerator: no tensor is left on the CPU, and no step waits for the accelerator.
 
-Run by test_accelerator.py in a process of its own, because torch cannot forget a device it once knew.
+Run by test_accelerator.py in a separate process, because a device cannot be unregistered from torch.
 """
 
 import copy
@@ -22,7 +22,7 @@ from hetero_ssfl.training import STEPS_BETWEEN_READS, TrainingClient
 
 
 class Little(nn.Sequential):
-    """An encoder of few operations, for what does not depend on the encoder."""
+    """A small encoder, for checks that do not depend on the encoder."""
 
     def __init__(self, in_channels: int) -> None:
         layers = (nn.Conv2d(in_channels, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
@@ -51,7 +51,7 @@ def images(*scope: str, count: int = 24) -> Tensor:
 
 
 def make_client(config: Config, encoder: str = LITTLE, count: int = 24) -> TrainingClient:
-    """On the CPU, with labels for those methods that want them."""
+    """Build a client on the CPU, with labels if the method needs them."""
     kind = type(method_for(config))
     model = config.model_of(0).model_copy(update={"encoder": encoder})
     learner = build_learner(model, config.ssl, 3, 16, 0, classes=3 if kind.needs_labels else None)
@@ -60,7 +60,7 @@ def make_client(config: Config, encoder: str = LITTLE, count: int = 24) -> Train
 
 
 def play(client: TrainingClient, rounds: int) -> tuple[Update, dict[str, Tensor]]:
-    """The opening and some rounds with one client; what it sends at last and its networks."""
+    """Run the opening and some rounds with one client. Return its last reply and its networks."""
     method = method_for(client.config)
     state = ServerState(-1 if method.opening != "nobody" else 0, (client.name,))
     update = Update(0)
@@ -75,7 +75,7 @@ def play(client: TrainingClient, rounds: int) -> tuple[Update, dict[str, Tensor]
 
 
 def there(client: TrainingClient, resident: bool) -> TrainingClient:
-    """The same client with its networks, and perhaps its images, on the accelerator."""
+    """Move a client's networks, and optionally its images, to the accelerator."""
     moved = dataclasses.replace(client, learner=copy.deepcopy(client.learner).to(DEVICE))
     move_images(moved, 2**30 if resident else 0)
     assert (moved.pixels.device == DEVICE) is resident
@@ -97,7 +97,7 @@ def assert_same_on_the_accelerator(
 
 @pytest.mark.parametrize("kind", ["byol", "simsiam"])
 @pytest.mark.parametrize("encoder", FAMILIES)
-def test_every_encoder_and_objective_trains_there(encoder: str, kind: str) -> None:
+def test_every_encoder_and_objective_trains_on_the_accelerator(encoder: str, kind: str) -> None:
     config = tiny(f"ssl.kind={kind}")
     assert_same_on_the_accelerator(config, encoder, resident=kind == "byol")
 
@@ -122,14 +122,14 @@ def test_every_variant_of_a_step_stays_on_its_device(settings: list[str]) -> Non
 
 
 @pytest.mark.parametrize("method", ["local", "fedbyol", "fedu", "fedema", "fedavg", "fedsimsiam"])
-def test_every_method_trains_there(method: str) -> None:
+def test_every_method_trains_on_the_accelerator(method: str) -> None:
     kind = "simsiam" if method == "fedsimsiam" else "byol"
     assert_same_on_the_accelerator(
         tiny(f"method={method}", f"ssl.kind={kind}", "clients.models=['resnet8(width=4)']"), rounds=2
     )
 
 
-def test_features_and_fine_tuning_come_back_to_the_cpu() -> None:
+def test_features_and_fine_tuning_return_to_the_cpu() -> None:
     config = tiny()
     client = make_client(config)
     pictures = Images(images("own"), torch.arange(24) % 3, ("a", "b", "c"))
@@ -143,8 +143,8 @@ def test_features_and_fine_tuning_come_back_to_the_cpu() -> None:
     torch.testing.assert_close(features, here, rtol=1e-4, atol=1e-5)
 
 
-def test_a_tensor_left_on_the_cpu_is_noticed() -> None:
-    """The guard of this file guards: images that nobody moved meet networks on the accelerator."""
+def test_a_tensor_left_on_the_cpu_is_detected() -> None:
+    """The check itself works: images on the CPU cannot be used with networks on the accelerator."""
     client = make_client(tiny())
     with Accelerator(), pytest.raises(RuntimeError, match=r"expected all tensors of .* on one device"):
         there(client, True).learner.encoder(torch.zeros(2, 3, 16, 16))
@@ -152,7 +152,7 @@ def test_a_tensor_left_on_the_cpu_is_noticed() -> None:
 
 @pytest.mark.parametrize("resident", [True, False])
 def test_a_step_does_not_wait_for_the_accelerator(resident: bool) -> None:
-    """What a round waits for does not depend on its number of steps, but for a look at the loss now and then."""
+    """The number of waits in a round does not depend on its number of steps, except for occasional loss reports."""
     waits = []
     for epochs in (1, 4):
         client = make_client(tiny(f"local_epochs={epochs}"))

@@ -1,4 +1,4 @@
-"""The command line as a tree, and whether a line a reader might type would be understood."""
+"""The tree of commands, and a check that a command line can be parsed."""
 
 import shlex
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ ROOT = typer.main.get_command(app)
 
 
 def every_command(group: click.Command = ROOT, name: str = "hetero-ssfl") -> Iterator[tuple[str, click.Command]]:
-    """Each command that does something, with what a user types to get it."""
+    """Yield every leaf command with its full name."""
     if not isinstance(group, click.Group):
         yield name, group
         return
@@ -21,14 +21,14 @@ def every_command(group: click.Command = ROOT, name: str = "hetero-ssfl") -> Ite
 
 
 def words(line: str) -> list[str]:
-    """The words of one command, without what a shell would do with them afterwards."""
+    """Split one command into words, without pipes and redirections."""
     found = shlex.split(line, comments=True)
     ends = [place for place, word in enumerate(found) if word in ("&&", "|", ">", "2>", ";")]
     return found[: ends[0]] if ends else found
 
 
 def check_line(line: str) -> None:
-    """Parse a line that calls hetero-ssfl; raises click.UsageError for an unknown command, option or value."""
+    """Parse a line that calls hetero-ssfl; raise click.UsageError for an unknown command, option or value."""
     parts = words(line)
     arguments = parts[parts.index("hetero-ssfl") + 1 :]
     command: click.Command = ROOT
@@ -36,7 +36,7 @@ def check_line(line: str) -> None:
         name, arguments = arguments[0], arguments[1:]
         assert name in command.commands, f"`{line}`: there is no command '{name}'"
         command = command.commands[name]
-    if isinstance(command, click.Group):  # making its context would follow --version, print and exit
+    if isinstance(command, click.Group):  # making its context would run --version, print and exit
         known = {text for option in command.params for text in option.opts}
         assert arguments, f"`{line}` names no command"
         assert arguments[0] in known, f"`{line}`: there is no option '{arguments[0]}'"

@@ -39,7 +39,7 @@ join_timeout = 60
 
 
 def write_federation(folder: Path, encoders: tuple[str, ...] = ENCODERS, images: int = 60) -> tuple[Path, list[Path]]:
-    """federation.toml and one node.toml each, in `folder`."""
+    """Write federation.toml and one node.toml per node to `folder`."""
     digits = load_digits()
     pictures = (digits.images * 15.9).astype(np.uint8)
     write_images(folder / "rad", pictures[:40], None)
@@ -62,7 +62,7 @@ def write_node(home: Path, name: str, encoder: str, more: str = "") -> Path:
 
 
 def write_images(folder: Path, pictures: np.ndarray, labels: np.ndarray | None) -> None:
-    """A folder of PNG files, in a subfolder per class where there are labels."""
+    """Write a folder of PNG files, with one subfolder per class if there are labels."""
     for number, picture in enumerate(pictures):
         place = folder if labels is None else folder / f"class-{labels[number]}"
         place.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Flower's Grid in one thread: real ClientApp, real messages through their encoded form, and nodes that come and go."""
+"""Flower's Grid in one thread: with the real ClientApp, encoded messages, and nodes that join and leave."""
 
 import uuid
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ Tamper = Callable[[Message, Message], Message | None]
 
 
 class LocalGrid(Grid):
-    """`tamper[node](instruction, reply)` stands between a node and the server; None is no answer."""
+    """`tamper[node](instruction, reply)` can change a node's reply; None means no reply."""
 
     def __init__(self, nodes: dict[int, Path]) -> None:
         self.nodes = dict(nodes)
@@ -55,7 +55,7 @@ class LocalGrid(Grid):
         if node not in self.nodes:
             return Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
         set_identity(node)
-        app = client_app(ClientProcess())  # a deployed node answers every message in a new process
+        app = client_app(ClientProcess())  # a deployed node handles every message in a new process
         context = Context(RUN_ID, node, {"settings": str(self.nodes[node])}, RecordDict(), {})
         reply: Message | None = decode(encode(app(decode(encode(message)), context)))
         if node in self.tamper:

@@ -1,4 +1,4 @@
-"""A user's script: trains a federation of objects in the folder it is told. The test kills it and starts it again."""
+"""A user's script that trains a federation of objects in a given folder. The test kills it and starts it again."""
 
 import sys
 

@@ -9,7 +9,7 @@ DIGITS = load_digits()
 
 
 def write_pictures(folder: Path, first: int, count: int, classes: bool = False, mode: str = "L") -> None:
-    """Digits number `first` and following; below a folder for each class, if wanted."""
+    """Write digits from number `first` on, optionally with one folder per class."""
     for number in range(first, first + count):
         place = folder / str(DIGITS.target[number]) if classes else folder
         place.mkdir(parents=True, exist_ok=True)
@@ -18,7 +18,7 @@ def write_pictures(folder: Path, first: int, count: int, classes: bool = False, 
 
 
 def write_folders(root: Path) -> None:
-    """What a reader of the documentation is assumed to have."""
+    """Write the images that the documentation assumes."""
     for name, first, count in (
         ("hospital-a", 0, 60),
         ("hospital-b", 60, 60),

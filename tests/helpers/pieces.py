@@ -1,4 +1,4 @@
-"""What a user might bring."""
+"""Parts that a user might define."""
 
 import torch
 from torch import Tensor, nn
@@ -21,4 +21,4 @@ def net(**options: int) -> Net:
 
 
 SETTINGS = {"data.validation": 60}
-"""Of the run that tests share."""
+"""Settings of the run that tests share."""

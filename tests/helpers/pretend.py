@@ -1,7 +1,7 @@
-"""A pretend accelerator: the device `pretend:0`, whose tensors live on the CPU but must not meet tensors of the CPU.
+"""A pretend accelerator: the device `pretend:0`, whose tensors are on the CPU but cannot be mixed with CPU tensors.
 
-It computes real numbers, raises an error like CUDA's when tensors of two devices meet, and counts what would make the
-program wait for a real accelerator.
+It computes real results, raises an error like CUDA's when tensors of two devices are mixed, and counts operations that
+would make the program wait for a real accelerator.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 
 
 class Module(_DummyBackendModule):  # type: ignore[misc]
-    """What torch asks a device for."""
+    """The functions that torch requires of a device module."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
@@ -26,7 +26,7 @@ DEVICE = torch.device("pretend:0")
 
 
 class Remote(Tensor):
-    """A tensor that says it is on the accelerator."""
+    """A tensor that reports the accelerator as its device."""
 
     here: Tensor
 
@@ -45,7 +45,7 @@ class Remote(Tensor):
 
 
 class Accelerator(TorchDispatchMode):
-    """While it is entered, `.to("pretend")` works. `waits` counts what would have stopped the program, by name."""
+    """Makes `.to("pretend")` work within its context. `waits` counts by name the operations that would synchronize."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,12 +71,12 @@ class Accelerator(TorchDispatchMode):
         if remote and name in ("_local_scalar_dense", "equal", "nonzero", "_unique2", "masked_select"):
             self.waits[name] += 1
         out = func(*tree_map(_here, args), **tree_map(_here, kwargs))
-        known = {id(t.here): t for t in remote}  # an operation in place returns the tensor that it was given
+        known = {id(t.here): t for t in remote}  # an in-place operation returns its argument
         wrap = known | {id(t): Remote(t) for t in tree_flatten(out)[0] if isinstance(t, Tensor) and id(t) not in known}
         return tree_map(lambda t: wrap[id(t)] if isinstance(t, Tensor) else t, out) if there else out
 
     def check_devices(self, name: str, tensors: list[Tensor], remote: list[Remote]) -> None:
-        """Like CUDA: single numbers may come from the CPU, and so may the rows to pick out of a tensor."""
+        """As with CUDA, scalars and index tensors may be on the CPU."""
         strays = [t for t in tensors if not isinstance(t, Remote) and t.ndim and name not in ("index", "index_put_")]
         if remote and strays:
             shapes = [(str(t.device), tuple(t.shape)) for t in tensors]

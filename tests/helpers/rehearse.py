@@ -1,4 +1,4 @@
-"""A deployment with real images and settings, and running it to its end."""
+"""Create a deployment with real images and config, and run it to the end."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ from hetero_ssfl.runs import RunFolder
 
 
 def deployed(root: Path, *overrides: str, encoders: tuple[str, ...] = ENCODERS, images: int = 60) -> Deployment:
-    """A deployment as `deploy init` writes it, with real images and settings put in."""
+    """Create a deployment with `deploy init`, and add real images and settings."""
     federation, paths = write_federation(root / "source", encoders, images)
     it = Deployment(root / "fl", tuple(f"node-{k}" for k in range(len(encoders))), port=free_port())
     initialise(it)

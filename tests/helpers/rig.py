@@ -1,4 +1,4 @@
-"""A federation of nodes in one thread, played by the real server loop."""
+"""A federation of nodes in one thread, run by the real server loop."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from .saved import lines, server_tensors
 
 
 class Rig:
-    """A federation on a LocalGrid, played by the real server loop."""
+    """A federation on a LocalGrid, run by the real server loop."""
 
     def __init__(self, root: Path, *overrides: str, encoders: tuple[str, ...] = ENCODERS) -> None:
         self.root = root
@@ -30,7 +30,7 @@ class Rig:
         self.grid = LocalGrid({100 + k: path for k, path in enumerate(self.paths)})
         self.events: list[dict[str, Any]] = []
         self.at: dict[tuple[str, int], Any] = {}
-        """What to do at an event: (event, round) -> a function without arguments."""
+        """Actions to run at an event: (event, round) -> a function without arguments."""
 
     def listen(self, event: Event) -> None:
         told = event.to_json()

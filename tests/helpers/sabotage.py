@@ -1,6 +1,6 @@
-"""A rehearsal in which, round after round, something is killed or cut while nodes are at work. Run by test_sabotage.py.
+"""A rehearsal in which a program is killed or the network is cut in every round. Run by test_sabotage.py.
 
-Usage: sabotage.py FOLDER [cut]    `cut` needs a network namespace of its own, whose only network is loopback
+Usage: sabotage.py FOLDER [cut]    `cut` needs its own network namespace with only a loopback interface
 """
 
 import json
@@ -23,7 +23,7 @@ CUT = 15.0  # seconds without a network
 
 
 def pids_of(program: str, root: Path) -> list[int]:
-    """Processes of a Flower program that belong to this test: their environment names its folder."""
+    """Return the processes of a Flower program that belong to this test, found by the folder in their environment."""
     found = []
     for line in subprocess.run(["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True).stdout.splitlines():
         pid, _, arguments = line.strip().partition(" ")
@@ -37,7 +37,7 @@ def pids_of(program: str, root: Path) -> list[int]:
 
 
 class Saboteur(threading.Thread):
-    """Does each thing once, in the round it is meant for, while nodes are at work."""
+    """Performs each action once, in its round, while nodes are training."""
 
     def __init__(self, run_dir: Path, deeds: dict[int, Callable[[], None]]) -> None:
         super().__init__(daemon=True)
@@ -81,7 +81,7 @@ def main(root: Path, with_cut: bool) -> None:
     assert saboteur.done == list(deeds), saboteur.done
     events = lines(folder)
     assert [e["round"] for e in events if e["event"] == "round"] == list(range(rounds + 1))
-    for number in range(1, rounds + 1):  # every client of every round answered, was left out, or was away
+    for number in range(1, rounds + 1):  # every client of every round replied, was excluded, or was absent
         (summary,) = [e for e in events if e["event"] == "round" and e["round"] == number]
         named = {e["client"] for e in events if e["event"] == "client" and e["round"] == number}
         assert named | set(summary.get("away", [])) == set(it.nodes), (number, named)

@@ -1,4 +1,4 @@
-"""The server's state as a run folder holds it."""
+"""The server's state in a run folder."""
 
 import json
 from pathlib import Path
@@ -10,15 +10,15 @@ from hetero_ssfl.runs import RunFolder, load_tensors
 
 
 def server_tensors(run: Path) -> dict[str, Tensor]:
-    """`shared/KEY` and `client/NAME/KEY` of all that counts after the last finished round."""
+    """Return `shared/KEY` and `client/NAME/KEY` of the state after the last finished round."""
     shared, about = load_tensors(run / "server.safetensors")
     found = {f"shared/{key}": value for key, value in shared.items()}
     for name, file in about["shares"].items():
-        share, _ = load_tensors(run / "shares" / name / file)
-        found |= {f"client/{name}/{key}": value for key, value in share.items()}
+        contribution, _ = load_tensors(run / "shares" / name / file)
+        found |= {f"client/{name}/{key}": value for key, value in contribution.items()}
     return found
 
 
 def lines(folder: RunFolder) -> list[dict[str, Any]]:
-    """events.jsonl as it is in the file."""
+    """Return the raw lines of events.jsonl as JSON objects."""
     return [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]

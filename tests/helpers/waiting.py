@@ -1,4 +1,4 @@
-"""For tests with real processes: wait for what must happen, never for a time."""
+"""For tests with real processes: wait for a condition instead of a fixed time."""
 
 import subprocess
 import time
@@ -14,7 +14,7 @@ def until(happened: Callable[[], object], seconds: float = 120) -> None:
 
 def runs(pid: int) -> bool:
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
-    return bool(state) and not state.startswith("Z")  # a zombie only waits for its parent to hear of its end
+    return bool(state) and not state.startswith("Z")  # a zombie has ended, but its parent has not reaped it
 
 
 def group_runs(group: int) -> bool:

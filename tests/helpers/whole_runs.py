@@ -1,4 +1,4 @@
-"""Small runs on real worker processes, and comparing all their numbers."""
+"""Small runs on real worker processes, and comparison of all their results."""
 
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,9 @@ def run(path: Path, *overrides: str) -> RunFolder:
 
 
 def everything(folder: RunFolder) -> dict[str, Any]:
-    """All numbers of a run: events, results, the server's state and every client's weights.
+    """Return all results of a run: events, results.json, the server's state and every client's weights.
 
-    But for times, and for the bytes sent down, which hold the text of the config.
+    Times and the bytes sent down, which depend on the text of the config, are left out.
     """
     events = [{k: v for k, v in e.items() if k not in ("seconds", "bytes_down")} for e in lines(folder)]
     tensors = server_tensors(folder.path)

@@ -1,4 +1,4 @@
-"""One round of each averaging method worked out by hand on networks of one weight each."""
+"""One round of each averaging method, computed by hand for networks with one weight each."""
 
 import importlib
 from collections.abc import Callable
@@ -9,13 +9,15 @@ from torch import nn
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState
+from hetero_ssfl.models import build_learner
 from hetero_ssfl.training import TrainingClient
 
 AVERAGING = importlib.import_module("hetero_ssfl.methods.averaging")
+PAPERS_WORDS = ("averaging.divergence=global", "averaging.norm=euclidean")
 
 
 class OneWeight(nn.Module):
-    """encoder, predictor and target of one number each."""
+    """Encoder, predictor and target with one weight each."""
 
     def __init__(self, encoder: float, predictor: float, target: float) -> None:
         super().__init__()
@@ -75,12 +77,12 @@ def state_after(rounds: int, **clients: dict[str, torch.Tensor]) -> ServerState:
 @pytest.mark.parametrize("name", ["fedbyol", "fedu", "fedema"])
 def test_the_server_averages_by_number_of_images(name: str, training: Callable[[float], None]) -> None:
     training(0.5)
-    averaging = method(name, "averaging.threshold=1e9")
+    averaging = method(name, "averaging.threshold=1e9", *PAPERS_WORDS)
     a, b = make("a", 1.0, 2.0, examples=1), make("b", 5.0, 6.0, examples=3)
     state = state_after(4)
     updates = {c.name: averaging.local_update(c, averaging.broadcast(state, c.name)) for c in (a, b)}
     assert a.learner.encoder.weight.item() == 10.5
-    updates["a"].arrays["encoder.weight"].fill_(2.0)  # as if the clients had gone apart
+    updates["a"].arrays["encoder.weight"].fill_(2.0)  # as if the clients had diverged
     updates["b"].arrays["encoder.weight"].fill_(6.0)
     after = averaging.aggregate(state, updates)
     assert after.round == 5
@@ -88,7 +90,7 @@ def test_the_server_averages_by_number_of_images(name: str, training: Callable[[
     assert after.shared["predictor.weight"].item() == 20.5
 
 
-def test_fedbyol_replaces_the_online_networks_and_leaves_the_target() -> None:
+def test_fedbyol_replaces_the_online_networks_and_keeps_the_target() -> None:
     client = make("a", 1.0, 2.0, target=3.0)
     method("fedbyol").local_update(client, Broadcast(5, globally(10.0, 20.0)))
     assert client.learner.values() == (10.0, 20.0, 3.0)
@@ -98,12 +100,12 @@ def test_fedbyol_replaces_the_online_networks_and_leaves_the_target() -> None:
 def test_fedu_takes_the_global_predictor_only_below_the_threshold(local: float, predictor: float) -> None:
     """|10 - 9.7| < 0.4 < |10 - 9.5|."""
     client = make("a", local, 2.0, target=3.0)
-    method("fedu", "averaging.threshold=0.4").local_update(client, Broadcast(5, globally(10.0, 20.0)))
+    method("fedu", "averaging.threshold=0.4", *PAPERS_WORDS).local_update(client, Broadcast(5, globally(10.0, 20.0)))
     assert client.learner.values() == (10.0, predictor, 3.0)
 
 
 @pytest.mark.parametrize(("step", "predictor"), [(0.3, 20.0), (0.5, 3.0)])
-def test_fedu_as_published_in_code_looks_at_the_last_training(
+def test_fedu_as_in_the_published_code_uses_the_last_training(
     step: float, predictor: float, training: Callable[[float], None]
 ) -> None:
     fedu = method("fedu", "averaging.threshold=0.4", "averaging.divergence=training")
@@ -122,7 +124,7 @@ def test_fedu_as_published_in_code_looks_at_the_last_training(
 
 def test_fedema_fixes_lambda_after_the_first_participation(training: Callable[[float], None]) -> None:
     training(0.0)
-    fedema = method("fedema", "averaging.tau=0.7")
+    fedema = method("fedema", "averaging.tau=0.7", *PAPERS_WORDS)
     a, b = make("a", 0.0, 0.0, examples=1), make("b", 0.0, 0.0, examples=1)
     state = state_after(0)
     updates = {c.name: fedema.local_update(c, fedema.broadcast(state, c.name)) for c in (a, b)}
@@ -139,15 +141,15 @@ def test_fedema_moves_a_returning_client_part_of_the_way() -> None:
     """lambda 0.05 and distance 8 keep m = 0.4 of the local networks; the target stays."""
     client = make("a", 2.0, 10.0, target=3.0)
     state = state_after(4, a={"lambda": torch.tensor(0.05), "drift": torch.tensor(2.0), "round": torch.tensor(4)})
-    fedema = method("fedema")
+    fedema = method("fedema", *PAPERS_WORDS)
     fedema.local_update(client, fedema.broadcast(state, "a"))
     assert client.learner.values() == pytest.approx((0.4 * 2 + 0.6 * 10, 0.4 * 10 + 0.6 * 20, 3.0))
 
 
-def test_fedema_keeps_a_client_that_is_very_far_as_it_is() -> None:
+def test_fedema_does_not_move_a_client_that_is_very_far_away() -> None:
     client = make("a", 2.0, 10.0, target=3.0)
     state = state_after(4, a={"lambda": torch.tensor(1.0), "drift": torch.tensor(2.0), "round": torch.tensor(4)})
-    fedema = method("fedema")
+    fedema = method("fedema", *PAPERS_WORDS)
     fedema.local_update(client, fedema.broadcast(state, "a"))
     assert client.learner.values() == (2.0, 10.0, 3.0)
 
@@ -155,12 +157,12 @@ def test_fedema_keeps_a_client_that_is_very_far_as_it_is() -> None:
 @pytest.mark.parametrize("kept", [{}, {"a": {"lambda": torch.tensor(0.05), "round": torch.tensor(3)}}])
 def test_fedema_starts_a_new_or_absent_client_from_the_global_model(kept: dict[str, dict[str, torch.Tensor]]) -> None:
     client = make("a", 2.0, 10.0, target=3.0)
-    fedema = method("fedema")
+    fedema = method("fedema", *PAPERS_WORDS)
     fedema.local_update(client, fedema.broadcast(state_after(4, **kept), "a"))
     assert client.learner.values() == (10.0, 20.0, 10.0)
 
 
-def test_fedema_as_published_in_code_measures_the_last_training(training: Callable[[float], None]) -> None:
+def test_fedema_as_in_the_published_code_uses_the_last_training(training: Callable[[float], None]) -> None:
     """A first training that moves by 0.5 fixes lambda = 0.7 / 0.5; one that moves by 0.25 then keeps m = 0.35."""
     fedema = method("fedema", "averaging.divergence=training")
     client, state = make("a", 0.0, 0.0, rounds=0), ServerState(0, ("a",), globally(10.0, 20.0))
@@ -174,3 +176,63 @@ def test_fedema_as_published_in_code_measures_the_last_training(training: Callab
     wanted = 0.65 * state.shared["encoder.weight"].item()
     fedema.local_update(client, fedema.broadcast(state, "a"))
     assert client.learner.encoder.weight.item() == pytest.approx(wanted)
+
+
+# --- the rules of FedU's and FedEMA's published code ---
+
+
+def test_the_published_divergence_is_the_mean_over_the_thirteen_convolutions_of_a_resnet14() -> None:
+    """Shortcuts, BatchNorm, projector and predictor do not count."""
+    config = load_config("smoke", ["clients.models=['resnet14(width=4)']"])
+    learner = build_learner(config.model_of(0), config.ssl, 1, 16, 0)
+    before = AVERAGING.shared_weights(learner)
+    counted = [
+        module.weight
+        for name, module in learner.encoder.named_modules()
+        if isinstance(module, nn.Conv2d) and "shortcut" not in name
+    ]
+    assert len(counted) == 13
+    steps = torch.arange(1.0, 14.0)
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            if not any(parameter is weight for weight in counted):
+                parameter.add_(100.0)
+        for weight, step in zip(counted, steps, strict=True):
+            weight[0, 0, 0, 0] += step
+    moved = AVERAGING.divergence(before, AVERAGING.shared_weights(learner), "layer-mean")
+    assert moved == pytest.approx(float(steps.mean()), rel=1e-4)
+
+
+def test_the_published_divergence_of_an_encoder_without_convolutions_counts_its_matrices() -> None:
+    a, b = {"encoder.w": torch.zeros(2, 2), "encoder.b": torch.zeros(2)}, {"encoder.w": torch.ones(2, 2)}
+    b |= {"encoder.b": torch.full((2,), 50.0)}
+    assert AVERAGING.divergence(a, b, "layer-mean") == pytest.approx(2.0)
+
+
+def test_fedu_follows_the_published_rule_by_default(training: Callable[[float], None]) -> None:
+    """A client far from the global encoder takes the global predictor if its own last training moved it little."""
+    fedu = method("fedu")
+    client = make("a", 1.0, 2.0)  # 9 away from the global encoder
+    training(0.3)
+    state = state_after(4)
+    state = fedu.aggregate(state, {"a": fedu.local_update(client, fedu.broadcast(state, "a"))})
+    training(0.0)
+    with torch.no_grad():
+        client.learner.encoder.weight.fill_(1.0)
+    fedu.local_update(client, Broadcast(6, {**globally(10.0, 20.0), "drift": state.clients["a"]["drift"]}))
+    assert client.learner.predictor.weight.item() == 20.0
+
+
+def test_fedema_moves_parameters_but_not_the_statistics_of_batchnorm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AVERAGING, "train", lambda *_: {})
+    config = load_config("smoke", ["method=fedema", "clients.models=['resnet8(width=4)']"])
+    learner = build_learner(config.model_of(0), config.ssl, 1, 16, 0)
+    client = TrainingClient("a", config, learner, *[torch.zeros(1, 1, 16, 16, dtype=torch.uint8)] * 2, None, 1)
+    own = {key: value.clone() for key, value in learner.state_dict().items()}
+    everywhere = {k: v + 1 for k, v in AVERAGING.shared_weights(learner).items()}
+    down = Broadcast(2, {**everywhere, "lambda": torch.tensor(0.5), "drift": torch.tensor(0.5)})  # m = 0.25
+    METHODS["fedema"](config).local_update(client, down)
+    for key, value in learner.state_dict().items():
+        moves = key in everywhere and not key.endswith(("running_mean", "running_var", "num_batches_tracked"))
+        wanted = 0.25 * own[key] + 0.75 * everywhere[key] if moves else own[key]
+        torch.testing.assert_close(value, wanted)

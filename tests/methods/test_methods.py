@@ -1,4 +1,4 @@
-"""One contract for every registered method, and what is particular to each."""
+"""Tests that every registered method must pass, and tests of each method."""
 
 import json
 from dataclasses import replace
@@ -45,7 +45,7 @@ def make_client(config: Config, number: int = 0) -> TrainingClient:
 
 
 def play(method: Method, config: Config, rounds: int) -> tuple[ServerState, list[TrainingClient]]:
-    """The server loop without an engine."""
+    """Run the server loop without an engine."""
     clients = [make_client(config, k) for k in range(config.clients.count)]
     state = ServerState(0 if method.opening == "nobody" else -1, tuple(c.name for c in clients))
     while state.round < rounds:
@@ -117,12 +117,12 @@ def test_the_alignment_term_falls_as_clients_train() -> None:
     state, clients = play(method, config, rounds=1)
     terms = [method.local_update(clients[0], method.broadcast(state, "client-0")).metrics["loss_alignment"]]
     for number in (2, 3):
-        down = Broadcast(number + 1, state.shared)  # the same consensus again: only the client moves
+        down = Broadcast(number + 1, state.shared)  # the same consensus again: only the client changes
         terms.append(method.local_update(clients[0], down).metrics["loss_alignment"])
     assert terms[2] < terms[1] < terms[0]
 
 
-def test_a_client_that_sat_out_keeps_its_share_of_the_consensus() -> None:
+def test_a_client_that_was_not_selected_keeps_its_contribution() -> None:
     config = config_with()
     method = HeteroSSFL(config)
     state, clients = play(method, config, rounds=1)
@@ -135,7 +135,7 @@ def test_a_client_that_sat_out_keeps_its_share_of_the_consensus() -> None:
     assert torch.allclose(factor @ factor.T, sum(kernels) / 2, atol=1e-6)
 
 
-def test_the_cached_factor_of_an_idle_client_is_what_it_would_send_now() -> None:
+def test_the_cached_factor_of_an_idle_client_is_current() -> None:
     config = config_with()
     state, clients = play(HeteroSSFL(config), config, rounds=1)
     now = client_factor(rad_representations(clients[1]), config.alignment)
@@ -169,10 +169,10 @@ def random_factor(*scope: int) -> torch.Tensor:
 
 @given(rounds=st.lists(st.sets(st.integers(0, 5), min_size=1), min_size=1, max_size=6), size=st.booleans())
 @settings(max_examples=30)
-def test_beyond_the_rank_the_server_looks_at_those_who_changed_and_has_the_mean_of_all(
+def test_beyond_the_rank_the_mean_is_exact_and_only_changed_clients_are_read(
     rounds: list[set[int]], size: bool
 ) -> None:
-    """Six factors of five columns do not fit into 20, but 16 images do into the sums: they must stay exact."""
+    """Six factors of five columns do not fit into 20 columns, but the sums hold all 16 images and must be exact."""
     method = HeteroSSFL(config_with("alignment.rank=20", *(["clients.weights=size"] if size else [])))
     names = tuple(f"client-{k}" for k in range(6))
     newest: dict[str, Update] = {}
@@ -188,13 +188,13 @@ def test_beyond_the_rank_the_server_looks_at_those_who_changed_and_has_the_mean_
 
 
 class Unread(dict[str, torch.Tensor]):
-    """A share that nobody may look at."""
+    """A contribution that must not be read."""
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        raise AssertionError("looked at a client that has not changed")
+        raise AssertionError("read a client that has not changed")
 
 
-def test_leave_one_out_takes_a_clients_own_factor_out_of_the_sums() -> None:
+def test_leave_one_out_subtracts_the_clients_own_factor_from_the_sums() -> None:
     config = config_with("alignment.rank=16", "alignment.leave_one_out=true", "clients.count=4")
     updates = {f"client-{k}": Update(1, {"factor": random_factor(k)}) for k in range(4)}
     state = HeteroSSFL(config).aggregate(ServerState(0, tuple(updates)), updates)
@@ -206,13 +206,13 @@ def test_leave_one_out_takes_a_clients_own_factor_out_of_the_sums() -> None:
 
 
 def unscaled(*overrides: str) -> tuple[HeteroSSFL, ServerState]:
-    """Ten clients whose kernels have no common scale, after the opening; client-9's was wild there."""
+    """Return the state of ten clients with unnormalised kernels after the opening, where client-9's was very large."""
     method = HeteroSSFL(config_with("alignment.normalize=false", "clients.count=10", *overrides))
     updates = {f"client-{k}": Update(1, {"factor": (1e9 if k == 9 else 1) * random_factor(k)}) for k in range(10)}
     return method, method.aggregate(ServerState(-1, tuple(updates)), updates)
 
 
-def test_without_a_common_scale_nobody_can_raise_the_bound_by_himself() -> None:
+def test_a_client_cannot_raise_the_bound_on_norms_by_itself() -> None:
     method, state = unscaled()
     for _ in range(3):
         fine, wild = (Update(1, {"factor": scale * random_factor(9)}) for scale in (20.0, 200.0))  # squared in a kernel
@@ -222,8 +222,8 @@ def test_without_a_common_scale_nobody_can_raise_the_bound_by_himself() -> None:
         state = method.aggregate(state, {"client-9": fine})
 
 
-def test_sums_forget_a_wild_share_to_the_last_digit() -> None:
-    """1e18 + x - 1e18 is not x: what was lost beside it must be read again."""
+def test_sums_are_exact_after_an_extreme_contribution_is_replaced() -> None:
+    """1e18 + x - 1e18 is not x, so contributions that lost digits must be read again."""
     method, state = unscaled("alignment.rank=20")
     assert "sums" in state.shared
     state = method.aggregate(state, {"client-9": Update(1, {"factor": random_factor(9)})})
@@ -234,16 +234,16 @@ def test_sums_forget_a_wild_share_to_the_last_digit() -> None:
 @pytest.mark.parametrize(
     "trace", [torch.tensor([1 + 1j]), torch.tensor([1e30]), torch.tensor([-1.0]), torch.tensor([1]), torch.ones(2)]
 )
-def test_a_trace_that_no_kernel_of_that_size_has_is_refused(trace: torch.Tensor) -> None:
+def test_an_impossible_trace_is_refused(trace: torch.Tensor) -> None:
     config = config_with(*SKETCH)
     omega = sketching_matrix(16, 16, config.seed)
-    share = sketch(random_factor(0), omega)
-    HeteroSSFL(config).check(ServerState(0, ()), "client-0", Update(1, {"sketch": share, "trace": torch.ones(1)}))
+    sent = sketch(random_factor(0), omega)
+    HeteroSSFL(config).check(ServerState(0, ()), "client-0", Update(1, {"sketch": sent, "trace": torch.ones(1)}))
     with pytest.raises(ProtocolError, match="client-0 sent a trace"):
-        HeteroSSFL(config).check(ServerState(0, ()), "client-0", Update(1, {"sketch": share, "trace": trace}))
+        HeteroSSFL(config).check(ServerState(0, ()), "client-0", Update(1, {"sketch": sent, "trace": trace}))
 
 
-def test_a_portrait_says_how_alike_clients_are_and_how_many_directions_there_are() -> None:
+def test_a_portrait_contains_mutual_cka_and_spectrum() -> None:
     factors = [
         random_factor(0),
         random_factor(0) @ torch.linalg.qr(torch.randn(5, 5, generator=rng_for(3))).Q,
@@ -266,7 +266,7 @@ def test_representations_of_another_rad_are_refused(shape: tuple[int, ...]) -> N
         HeteroSSFL(config_with()).check(ServerState(0, ()), "client-0", Update(1, {"factor": torch.zeros(shape)}))
 
 
-# A wire of as many columns as RAD images loses nothing, so that the two forms must agree.
+# A sketch with as many columns as RAD images is exact, so the two forms must agree.
 SKETCH = ["alignment.form=sketch", "alignment.rank=16"]
 
 
@@ -275,7 +275,7 @@ def kernel(factor: torch.Tensor) -> torch.Tensor:
 
 
 def sketch_state(config: Config, factors: list[torch.Tensor]) -> ServerState:
-    """The server's state once clients with these factors have sent their sketches."""
+    """Return the server's state after clients with these factors have sent their sketches."""
     omega = sketching_matrix(config.rad.size, config.alignment.rank, config.seed)
     wire = getattr(torch, config.alignment.wire)
     updates = {
@@ -294,7 +294,7 @@ def test_a_run_in_sketch_form_ends_near_the_run_in_factor_form() -> None:
     assert HeteroSSFL(by_sketch).metrics(state_2)["consensus_lost_share"] < 1e-3
 
 
-def test_a_narrow_sketch_says_that_it_lost_something() -> None:
+def test_a_narrow_sketch_reports_the_lost_fraction() -> None:
     config = config_with("alignment.form=sketch", "alignment.rank=4")
     state, clients = play(HeteroSSFL(config), config, rounds=0)
     exact = sum(kernel(kernel_factor(rad_representations(c), config.alignment)) for c in clients) / 2
@@ -306,7 +306,30 @@ def test_a_narrow_sketch_says_that_it_lost_something() -> None:
     assert missing > 0.05
 
 
-def test_the_server_does_not_take_what_the_wire_rounds_for_a_direction() -> None:
+@pytest.mark.parametrize("clients", [1, 3])
+def test_the_lost_fraction_counts_what_each_client_cut_off_itself(clients: int) -> None:
+    """Factors of 12 columns, of which a client may send 3 and the server may keep 3."""
+    config = config_with("alignment.rank=3", f"clients.count={clients}")
+    method = HeteroSSFL(config)
+    whole = [torch.randn(16, 12, generator=rng_for(k), dtype=torch.float64) for k in range(clients)]
+    whole = [a / kernel(a).norm().sqrt() for a in whole]
+    updates = {f"client-{k}": Update(1, method.kernels.contribution(a)) for k, a in enumerate(whole)}
+    opening = ServerState(-1, tuple(updates))
+    for name, update in updates.items():
+        method.check(opening, name, update)
+    state = method.aggregate(opening, updates)
+    exact = sum(kernel(a) for a in whole) / clients
+    missing = 1 - float(kernel(state.shared["factor"]).trace() / exact.trace())
+    assert missing > 0.3
+    assert method.metrics(state)["consensus_lost_share"] == pytest.approx(missing, abs=1e-4)
+
+
+def test_a_factor_that_is_not_cut_is_sent_alone() -> None:
+    sent = HeteroSSFL(config_with("alignment.rank=12")).kernels.contribution(torch.randn(16, 12, dtype=torch.float64))
+    assert set(sent) == {"factor"}
+
+
+def test_rounding_on_the_wire_adds_no_directions() -> None:
     config = config_with(*SKETCH, "alignment.wire=float16")
     a = torch.randn(16, 3, generator=rng_for(0), dtype=torch.float64)
     assert sketch_state(config, [a / kernel(a).norm().sqrt()]).shared["factor"].shape == (16, 3)
@@ -326,7 +349,7 @@ def test_the_consensus_of_sketches_depends_only_on_their_weighted_sum() -> None:
     assert two.shared["lost"] < 1e-5
 
 
-def test_leave_one_out_takes_a_clients_own_sketch_out_of_the_sum() -> None:
+def test_leave_one_out_subtracts_the_clients_own_sketch_from_the_sum() -> None:
     config = config_with("alignment.leave_one_out=true", *SKETCH)
     state, clients = play(HeteroSSFL(config), config, rounds=1)
     sent = HeteroSSFL(config).broadcast(state, "client-0").arrays["factor"]
@@ -334,7 +357,7 @@ def test_leave_one_out_takes_a_clients_own_sketch_out_of_the_sum() -> None:
     assert torch.allclose(kernel(sent), kernel(other), atol=1e-5)
 
 
-def test_a_client_that_sat_out_keeps_its_sketch_in_the_sum() -> None:
+def test_the_sketch_of_a_client_that_was_not_selected_stays_in_the_sum() -> None:
     config = config_with(*SKETCH)
     method = HeteroSSFL(config)
     state, clients = play(method, config, rounds=1)
@@ -381,14 +404,14 @@ def test_the_term_can_be_added_once_per_epoch() -> None:
     assert [float(term(client.learner, rng_for(2), step).detach()) > 0 for step in range(3)] == [True, False, False]
 
 
-def test_a_client_that_diverges_is_an_error_and_not_a_saved_model() -> None:
+def test_a_diverging_client_raises_an_error() -> None:
     client = make_client(config_with("optim.lr=1e30"))
     with pytest.raises(FloatingPointError, match=r"client-0.*lower optim\.lr"):
         train(client, 1)
     assert client.round == 0
 
 
-def test_memory_compares_over_more_rows_without_repeating_any() -> None:
+def test_memory_adds_rows_without_repeating_any() -> None:
     config = config_with("alignment.memory=8", "alignment.rad_batch=6", "alignment.augment_rad=false")
     client = make_client(config)
     client.learner.eval()
@@ -405,7 +428,7 @@ def test_memory_compares_over_more_rows_without_repeating_any() -> None:
     assert sum(len(r) for r, _ in alignment.memory) <= 8 + 6
 
 
-def test_only_the_live_rows_carry_a_gradient() -> None:
+def test_only_the_rows_of_the_current_step_have_a_gradient() -> None:
     config = config_with("alignment.memory=100", "alignment.rad_batch=8")
     alignment = Alignment(make_client(config), torch.randn(16, 5), mu=1.0)
     alignment._with_memory(torch.arange(8), torch.randn(8, 3, requires_grad=True))
@@ -429,7 +452,7 @@ def test_half_precision_on_the_wire_changes_the_kernel_only_slightly(form: list[
     assert torch.allclose(a @ a.T, b @ b.T, atol=1e-3)
 
 
-def test_averaging_weighs_by_examples_and_takes_the_largest_counter() -> None:
+def test_averaging_weights_by_examples_and_takes_the_largest_counter() -> None:
     models = [
         {"w": torch.tensor([1.0, 4.0]), "n": torch.tensor(3)},
         {"w": torch.tensor([5.0, 0.0]), "n": torch.tensor(7)},
@@ -439,17 +462,17 @@ def test_averaging_weighs_by_examples_and_takes_the_largest_counter() -> None:
     assert int(mean["n"]) == 7
 
 
-def test_averaging_refuses_unequal_models_and_proposes_hetero_ssfl() -> None:
+def test_averaging_refuses_different_models_and_suggests_hetero_ssfl() -> None:
     with pytest.raises(ConfigError, match="hetero-ssfl"):
         method_for(load_config("smoke", ["method=fedbyol"]))
 
 
-def test_a_method_for_the_other_kind_of_self_supervision_is_refused() -> None:
+def test_a_method_for_another_ssl_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"ssl\.kind = 'simsiam', not 'byol'"):
         method_for(load_config("smoke", [*SMALL, "method=fedsimsiam"]))
 
 
-def test_supervised_fedavg_learns_its_labels_and_leaves_the_heads_of_byol_alone() -> None:
+def test_supervised_fedavg_learns_its_labels_and_does_not_train_the_heads_of_byol() -> None:
     config = config_with("method=fedavg", "optim.schedule=constant", "local_epochs=10")
     method, client = method_for(config), make_client(config)
     before = {k: v.clone() for k, v in client.learner.state_dict().items()}
@@ -463,12 +486,12 @@ def test_supervised_fedavg_learns_its_labels_and_leaves_the_heads_of_byol_alone(
     assert {key.partition(".")[0] for key in sent} == {"encoder", "classifier"}
 
 
-def test_an_unknown_method_names_the_nearest() -> None:
+def test_an_error_about_an_unknown_method_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="hetero-ssfl"):
         method_for(config_with("method=hetero-sfl"))
 
 
-def test_the_target_network_stays_home_in_fedbyol() -> None:
+def test_fedbyol_does_not_send_the_target_network() -> None:
     config = config_with("method=fedbyol")
     method = method_for(config)
     update = method.local_update(make_client(config), Broadcast(1))
@@ -485,13 +508,13 @@ def test_averaging_with_one_client_is_local_training_step_for_step(name: str, ki
 
 
 def test_fedbyol_starts_every_target_from_the_global_model() -> None:
-    config = config_with("method=fedbyol", "ssl.ema=1.0")  # the target then stays where it starts
+    config = config_with("method=fedbyol", "ssl.ema=1.0")  # the target then keeps its initial weights
     _, clients = play(method_for(config), config, rounds=1)
     targets = [c.learner.target.state_dict() for c in clients if c.learner.target is not None]
     assert all(torch.equal(targets[0][key], targets[1][key]) for key in targets[0] if key.endswith("weight"))
 
 
-def test_training_counts_the_rad_images_only_when_told_to() -> None:
+def test_training_uses_rad_images_only_with_rad_in_ssl() -> None:
     with_rad, without = config_with("rad.in_ssl=true"), config_with("rad.in_ssl=false")
     clients = [make_client(c) for c in (with_rad, without)]
     steps = []
@@ -503,7 +526,7 @@ def test_training_counts_the_rad_images_only_when_told_to() -> None:
     assert steps == [(20 + 16) // 8, 20 // 8]
 
 
-def test_the_cosine_runs_once_over_the_whole_run() -> None:
+def test_the_cosine_schedule_covers_the_whole_run() -> None:
     config = config_with("rounds=4", "optim.lr=0.8")
     assert learning_rate(config, 0) == pytest.approx(0.8)
     assert learning_rate(config, 2) == pytest.approx(0.4)
@@ -511,7 +534,7 @@ def test_the_cosine_runs_once_over_the_whole_run() -> None:
     assert learning_rate(config_with("optim.schedule=constant", "optim.lr=0.8"), 3) == pytest.approx(0.8)
 
 
-def test_training_does_not_touch_the_global_generator() -> None:
+def test_training_does_not_change_the_global_generator() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     train(make_client(config_with()), 1)

@@ -1,4 +1,4 @@
-"""Anything that maps images to vectors is an encoder; anything else is refused by name."""
+"""Any module that maps images to vectors is an encoder; anything else is refused."""
 
 import importlib.util
 
@@ -35,7 +35,7 @@ def refusal(spec: str, channels: int = 3, side: int = 16) -> str:
 @pytest.mark.parametrize("side", [16, 32])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", BUILTIN)
-def test_every_encoder_keeps_the_contract(name, channels, side):
+def test_every_encoder_maps_images_to_vectors(name, channels, side):
     spec = SMALL.get(name, f"{name}(width=4)")
     encoder, width = seeded(spec, channels, side)
     assert encoder.training
@@ -43,7 +43,7 @@ def test_every_encoder_keeps_the_contract(name, channels, side):
     out = encoder(torch.randn(5, channels, side, side, generator=rng))
     assert out.shape == (5, width)
     assert out.isfinite().all()
-    assert (out.std(0) > 0).any()  # the image matters
+    assert (out.std(0) > 0).any()  # the output depends on the image
 
     (out * torch.randn(5, width, generator=rng)).sum().backward()
     assert [key for key, p in encoder.named_parameters() if p.grad is None or not p.grad.any()] == []
@@ -53,7 +53,7 @@ def test_every_encoder_keeps_the_contract(name, channels, side):
     assert not torch.equal(weights(other), weights(encoder))
 
 
-def test_resnet18_is_the_known_one_with_a_small_stem_and_no_classifier():
+def test_resnet18_is_the_standard_one_with_a_small_stem_and_no_classifier():
     encoder, width = build_encoder("resnet18", 3, 32)
 
     def conv_and_norm(inputs: int, outputs: int, kernel: int) -> int:
@@ -67,10 +67,10 @@ def test_resnet18_is_the_known_one_with_a_small_stem_and_no_classifier():
 
 
 @pytest.mark.parametrize(("name", "layers"), [("resnet8", 8), ("resnet10", 10), ("resnet14", 14), ("resnet18", 18)])
-def test_a_resnet_is_as_deep_as_its_name(name, layers):
+def test_a_resnet_has_the_depth_in_its_name(name, layers):
     encoder, _ = build_encoder(f"{name}(width=2)", 3, 16)
     kernels = [m.kernel_size for m in encoder.modules() if isinstance(m, torch.nn.Conv2d)]
-    assert kernels.count((3, 3)) + 1 == layers  # and one that classifies
+    assert kernels.count((3, 3)) + 1 == layers  # plus the classification layer
 
 
 def test_a_resnet_keeps_the_full_size_through_its_first_stage():
@@ -82,7 +82,7 @@ def test_a_resnet_keeps_the_full_size_through_its_first_stage():
     assert sizes == [32, 32, 32, 32, 16, 16, 8, 8, 4, 4]
 
 
-def test_a_vision_transformer_tells_places_apart():
+def test_a_vision_transformer_distinguishes_positions():
     encoder, _ = seeded("vit(width=8, depth=1, heads=2)", 1, 8)
     corner = torch.zeros(2, 1, 8, 8)
     corner[0, :, :4, :4] = 1
@@ -103,14 +103,14 @@ def test_a_vision_transformer_tells_places_apart():
         ("my.package:net(sizes=(1, 2))", "my.package:net", {"sizes": (1, 2)}),
     ],
 )
-def test_a_description_is_read(spec, name, options):
+def test_a_description_is_parsed(spec, name, options):
     assert parse_spec(spec) == (name, options)
 
 
 @pytest.mark.parametrize(
     "spec", ["vit(8)", "vit(width=8", "vit(width=)", "vit(width=open)", "vit(width=8) + 1", "vit(("]
 )
-def test_an_unreadable_description_is_refused_with_a_good_one(spec):
+def test_an_error_about_a_malformed_description_gives_an_example(spec):
     message = refusal(spec)
     assert f"'{spec}'" in message
     assert "resnet10(width=16)" in message
@@ -121,14 +121,14 @@ def test_options_reach_the_encoder():
     assert build_encoder("vit(width=12, heads=2, depth=1)", 3, 16)[1] == 12
 
 
-def test_an_unknown_encoder_is_refused_with_the_nearest_one():
+def test_an_error_about_an_unknown_encoder_suggests_the_nearest():
     message = refusal("mobilnet(width=4)")
     assert "unknown encoder 'mobilnet', 'mobilenet' is the nearest" in message
     assert "timm:NAME" in message
     assert "expected one of resnet8, resnet10" in refusal("zzz")
 
 
-def test_an_unknown_option_is_refused_with_those_there_are():
+def test_an_error_about_an_unknown_option_lists_the_known_ones():
     assert "no option 'wdith', expected one of: width." in refusal("resnet10(wdith=4)")
     assert "no option 'layers', expected one of: width, depth, heads, patch." in refusal("vit(layers=4)")
 
@@ -145,12 +145,12 @@ def test_an_impossible_option_is_refused(spec):
     assert f"encoder '{spec}' cannot be built" in refusal(spec)
 
 
-def test_patches_of_no_size_are_refused():
+def test_patches_of_size_zero_are_refused():
     assert "cannot be built" in refusal("vit(patch=0)")
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_a_library_that_is_missing_is_named_with_the_remedy(library):
+def test_an_error_about_a_missing_library_says_how_to_install_it(library):
     if importlib.util.find_spec(library):
         pytest.skip(f"{library} is installed")
     message = refusal(f"{library}:resnet18")
@@ -222,7 +222,7 @@ def test_the_dry_run_leaves_the_mode_as_it_was():
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("my_encoders:Pair", "maps a batch of 2 to a tuple, expected a tensor of shape (2, width). Return its"),
+        ("my_encoders:Pair", "maps a batch of 2 to a tuple, expected a tensor of shape (2, width). Return only its"),
         (
             "torch.nn:Identity",
             "maps a batch of 2 to a tensor of shape (2, 3, 16, 16), expected a tensor of shape (2, width)",
@@ -238,5 +238,5 @@ def test_the_dry_run_leaves_the_mode_as_it_was():
         ("my_encoders:Wordy", "one line"),
     ],
 )
-def test_a_callable_that_is_no_encoder_is_refused(spec, reason):
+def test_a_callable_that_is_not_an_encoder_is_refused(spec, reason):
     assert reason in refusal(spec)

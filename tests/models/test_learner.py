@@ -1,4 +1,4 @@
-"""A client's networks: an online one that learns, a predictor, and a target that follows."""
+"""A client's networks: the online network, the predictor, and the target as a moving average."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def perturb(module: torch.nn.Module) -> None:
             p.add_(torch.randn(p.shape, generator=rng_for(number, "perturb")))
 
 
-def test_the_target_starts_equal_to_the_online_network_and_apart_from_it():
+def test_the_target_starts_as_a_copy_of_the_online_network():
     byol = learner()
     online, target = byol.online.state_dict(), byol.target.state_dict()
     assert list(online) == list(target)
@@ -45,7 +45,7 @@ def test_the_online_network_is_encoder_and_projector():
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.75, 1.0])
-def test_the_target_moves_by_exactly_its_share(ema):
+def test_the_target_moves_by_exactly_one_minus_ema(ema):
     byol = learner(ema=ema)
     perturb(byol.online)
     old = [p.double() for p in byol.target.parameters()]
@@ -99,7 +99,7 @@ def test_each_layer_has_its_width(layer, width):
     assert learner().represent(images(), layer).shape == (4, width)
 
 
-def test_layers_follow_one_another():
+def test_the_layers_are_applied_in_order():
     byol = learner()
     byol.eval()
     encoded = byol.encoder(images())
@@ -118,7 +118,7 @@ def test_heads_have_the_widths_of_ssl():
     assert shapes(byol.predictor) == [(10, 6), (6, 10)]
 
 
-def test_a_client_may_have_heads_of_its_own():
+def test_a_client_can_have_its_own_heads():
     byol = learner(model=ModelConfig(encoder="resnet8(width=4)", projector=(9, 5), predictor=7))
     assert shapes(byol.projector) == [(9, 16), (5, 9)]
     assert shapes(byol.predictor) == [(7, 5), (5, 7)]
@@ -141,7 +141,7 @@ def test_clients_of_one_config_get_their_own_heads():
     assert shapes(second.predictor) == [(10, 5), (5, 10)]
 
 
-def test_seed_and_scope_alone_decide_the_parameters():
+def test_the_parameters_depend_only_on_seed_and_scope():
     torch.manual_seed(1)
     first = weights(learner())
     torch.manual_seed(2)
@@ -151,7 +151,7 @@ def test_seed_and_scope_alone_decide_the_parameters():
     assert not torch.equal(weights(neighbour), first)
 
 
-def test_building_leaves_the_global_generator_alone():
+def test_building_does_not_change_the_global_generator():
     before = torch.get_rng_state()
     learner()
     assert torch.equal(torch.get_rng_state(), before)

@@ -1,4 +1,4 @@
-"""The guard against oneDNN's overrun, tried where memory is checked and AVX2 is all the processor has."""
+"""The workaround for oneDNN's buffer overrun, tested with memory checks and limited to AVX2."""
 
 import copy
 import os
@@ -41,18 +41,18 @@ print("done")
 
 @pytest.fixture
 def avx2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What oneDNN may use in child processes, whatever this machine has."""
+    """Limit oneDNN in child processes to AVX2."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 
 @checked_memory
 def test_without_the_guard_memory_is_corrupted(avx2):
-    """When this fails for the oldest torch that we support, the guard may go."""
+    """If this fails with the oldest supported torch, the guard can be removed."""
     assert try_convolutions(guarded=False).returncode < 0
 
 
 @checked_memory
-def test_with_the_guard_it_is_not(avx2):
+def test_with_the_guard_memory_is_not_corrupted(avx2):
     done = try_convolutions(guarded=True)
     assert done.returncode == 0, done.stderr[-500:]
 
@@ -66,8 +66,8 @@ def test_every_encoder_of_any_width_trains_without_corrupting_memory(avx2):
 
 @pytest.mark.parametrize("stride", [2, 3, (2, 1)])
 @pytest.mark.parametrize("side", [7, 8])
-def test_the_guard_keeps_the_numbers(stride, side):
-    plain = nn.Conv2d(4, 9, 1, stride).double()  # in double precision, where rounding hides nothing
+def test_the_guard_does_not_change_the_results(stride, side):
+    plain = nn.Conv2d(4, 9, 1, stride).double()  # double precision, so that rounding hides no difference
     guarded = copy.deepcopy(plain)
     guard_convolutions(guarded)
     grads = []
@@ -91,7 +91,7 @@ def test_a_copy_of_a_guarded_layer_uses_its_own_weights():
     assert layer(x).any()
 
 
-def test_layers_outside_the_class_are_left_alone():
+def test_other_layers_are_not_changed():
     others = [
         nn.Conv2d(4, 8, 1),
         nn.Conv2d(4, 8, 3, 2, 1),

@@ -1,4 +1,4 @@
-"""CKA against formulas worked out in numpy, its invariances, and what it must notice."""
+"""CKA compared with formulas in numpy, its invariances, and changes that it must detect."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def features(rows: int, width: int, seed: int) -> torch.Tensor:
 
 
 def numpy_cka(a: np.ndarray, b: np.ndarray) -> float:
-    """Straight from the definition: HSIC with explicit centring matrices."""
+    """Compute CKA by definition: HSIC with explicit centring matrices."""
     n = len(a)
     h = np.eye(n) - np.ones((n, n)) / n
     k, m = h @ (a @ a.T) @ h, h @ (b @ b.T) @ h
@@ -33,7 +33,7 @@ def numpy_cka(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def numpy_debiased_hsic(k: np.ndarray, m: np.ndarray) -> float:
-    """The unbiased estimator as a U-statistic over all quadruples of distinct images (brute force)."""
+    """Compute the unbiased estimator as a U-statistic over all quadruples of distinct images (brute force)."""
     n = len(k)
     total, count = 0.0, 0
     for i in range(n):
@@ -55,7 +55,7 @@ def test_dense_and_factor_cka_equal_the_definition(rows: int, width: int, other:
     assert float(factor_cka(a.float(), b.float())) == pytest.approx(expected, abs=1e-5)
 
 
-def test_without_centring_it_is_the_papers_literal_formula() -> None:
+def test_without_centring_cka_is_the_papers_literal_formula() -> None:
     a, b = features(20, 5, 0), features(20, 7, 1)
     x, y = a.numpy(), b.numpy()
     literal = np.linalg.norm(y.T @ x) ** 2 / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
@@ -79,21 +79,21 @@ def test_cka_ignores_rotation_shift_and_scale(rows: int, width: int, seed: int, 
     assert float(factor_cka(z, scale * z @ q + 3)) == pytest.approx(1.0, abs=1e-9)
 
 
-def test_cka_notices_reordered_images_and_unequal_stretching() -> None:
+def test_cka_detects_reordered_images_and_unequal_stretching() -> None:
     z = features(100, 10, 0)
     assert factor_cka(z, z.flip(0)) < 0.5
     assert factor_cka(z, z * torch.tensor([10.0] + [1.0] * 9)) < 0.9
 
 
-def test_unrelated_features_look_aligned_to_the_biased_estimator_only() -> None:
+def test_only_the_biased_estimator_finds_unrelated_features_aligned() -> None:
     a, b = features(64, 256, 0), features(64, 256, 1)
     assert factor_cka(a, b) > 0.7
     assert abs(factor_cka(a, b, debiased=True)) < 0.1
 
 
 @pytest.mark.parametrize("deviation", [0.1, 0.02])
-def test_debiased_cka_survives_a_large_common_mean_in_single_precision(deviation: float) -> None:
-    """Features after a ReLU share a large mean, and the estimator subtracts large terms."""
+def test_debiased_cka_is_accurate_with_a_large_common_mean_in_single_precision(deviation: float) -> None:
+    """Features after a ReLU have a large common mean, and the estimator subtracts large terms."""
     shared = features(128, 32, 0)
     a, b = 1 + deviation * shared, 1 + deviation * (shared + features(128, 32, 1))
     expected = float(factor_cka(a, b, debiased=True))
@@ -112,13 +112,13 @@ def test_the_literal_formula_has_the_opposite_sign() -> None:
 @pytest.mark.parametrize("kernel", ["linear", "rbf", "polynomial"])
 @pytest.mark.parametrize("estimator", ["biased", "debiased"])
 @pytest.mark.parametrize("row_normalize", [True, False])
-def test_the_gradient_is_right(kernel: str, estimator: str, row_normalize: bool) -> None:
+def test_the_gradient_is_correct(kernel: str, estimator: str, row_normalize: bool) -> None:
     config = AlignmentConfig(kernel=kernel, estimator=estimator, row_normalize=row_normalize)
     live, consensus = features(8, 3, 0).requires_grad_(), features(8, 5, 1)
     assert torch.autograd.gradcheck(lambda z: alignment_distance(z, consensus, config), live)
 
 
-def test_the_gradient_of_relational_kl_is_right() -> None:
+def test_the_gradient_of_relational_kl_is_correct() -> None:
     live, consensus = features(6, 3, 0).requires_grad_(), features(6, 5, 1)
     assert torch.autograd.gradcheck(lambda z: relational_kl(z, consensus, 0.5), live)
 

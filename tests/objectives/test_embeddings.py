@@ -1,4 +1,4 @@
-"""VICReg, SimCLR and Barlow Twins against their formulas written out with loops, and what each of them must notice."""
+"""VICReg, SimCLR and Barlow Twins compared with formulas written as loops, and changes that each must detect."""
 
 import math
 
@@ -33,7 +33,7 @@ def covariance(a: list[float], b: list[float], divisor: int) -> float:
     return sum((x - mean(a)) * (y - mean(b)) for x, y in zip(a, b, strict=True)) / divisor
 
 
-def test_vicreg_is_its_formula() -> None:
+def test_vicreg_equals_its_formula() -> None:
     a, b = pair()
     (n, d), expected = a.shape, 0.0
     expected += SSL.invariance * mean([float(a[i, j] - b[i, j]) ** 2 for i in range(n) for j in range(d)])
@@ -46,7 +46,7 @@ def test_vicreg_is_its_formula() -> None:
     assert float(vicreg(a, b, SSL)) == pytest.approx(expected, rel=1e-9)
 
 
-def test_barlow_twins_is_its_formula() -> None:
+def test_barlow_twins_equals_its_formula() -> None:
     a, b = pair()
     (n, d), expected = a.shape, 0.0
     for i in range(d):
@@ -58,7 +58,7 @@ def test_barlow_twins_is_its_formula() -> None:
     assert float(barlow_twins(a, b, SSL)) == pytest.approx(expected, rel=1e-9)
 
 
-def test_simclr_is_its_formula() -> None:
+def test_simclr_equals_its_formula() -> None:
     a, b = pair()
     z = [row / row.norm() for row in (*a, *b)]
     n, losses = len(a), []
@@ -70,7 +70,7 @@ def test_simclr_is_its_formula() -> None:
 
 
 @pytest.mark.parametrize("loss", [vicreg, barlow_twins, simclr])
-def test_a_collapsed_network_and_views_of_other_images_cost_more(loss) -> None:  # type: ignore[no-untyped-def]
+def test_a_collapsed_network_and_views_of_other_images_have_a_higher_loss(loss) -> None:  # type: ignore[no-untyped-def]
     a, b = pair(64, 8, noise=0.1)
     good = float(loss(a, b, SSL))
     assert float(loss(a, b.flip(0), SSL)) > good
@@ -79,7 +79,7 @@ def test_a_collapsed_network_and_views_of_other_images_cost_more(loss) -> None: 
 
 
 @pytest.mark.parametrize("kind", LOCAL_LOSSES)
-def test_every_loss_trains_the_encoder_whatever_the_number_of_views(kind: str) -> None:
+def test_every_loss_trains_the_encoder_with_any_number_of_views(kind: str) -> None:
     ssl = SslConfig(kind=kind, projector=(16, 8), predictor=16)
     learner = build_learner(ModelConfig(encoder="resnet8(width=4)"), ssl, 3, 16, seed=0)
     for count in (2, 4):

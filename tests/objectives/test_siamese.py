@@ -18,12 +18,12 @@ def test_regression_loss_is_the_squared_distance_of_unit_vectors() -> None:
     assert float(regression_loss(p, t)) == pytest.approx(float((unit_p - unit_t).square().sum(1).mean()), abs=1e-5)
 
 
-def test_raw_outputs_can_be_compared_as_the_paper_prints_it() -> None:
+def test_raw_outputs_can_be_compared_as_in_the_paper() -> None:
     p, t = torch.randn(10, 6), torch.randn(10, 6)
     assert float(regression_loss(p, t, normalize=False)) == pytest.approx(float(((p - t) ** 2).sum() / 10), rel=1e-5)
 
 
-def test_opposite_vectors_cost_four_and_equal_ones_nothing() -> None:
+def test_the_loss_is_four_for_opposite_and_zero_for_equal_vectors() -> None:
     p = torch.randn(5, 3)
     assert float(regression_loss(p, 7 * p)) == pytest.approx(0, abs=1e-6)
     assert float(regression_loss(p, -p)) == pytest.approx(4, abs=1e-6)
@@ -31,13 +31,27 @@ def test_opposite_vectors_cost_four_and_equal_ones_nothing() -> None:
 
 def test_byol_sums_both_orders_of_the_views() -> None:
     net, (a, b) = learner("byol"), torch.randn(2, 8, 3, 16, 16)
-    net.eval()  # so that the order of the passes cannot matter
+    net.eval()  # so that the order of the passes does not matter
     loss, _ = byol(net, [a, b])
     assert net.target is not None
     with torch.no_grad():
         online = {name: net.predictor(net.projector(net.encoder(x))) for name, x in (("a", a), ("b", b))}
         expected = regression_loss(online["a"], net.target(b)) + regression_loss(online["b"], net.target(a))
     assert float(loss.detach()) == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_one_order_of_raw_outputs_is_the_loss_in_the_paper() -> None:
+    """The loss is ||predictor(z_1) - t_2||^2."""
+    ssl = SslConfig(projector=(16, 8), predictor=16, normalize=False, symmetric=False)
+    net, (a, b) = (
+        build_learner(ModelConfig(encoder="resnet8(width=4)"), ssl, 3, 16, seed=0),
+        torch.randn(2, 8, 3, 16, 16),
+    )
+    net.eval()
+    assert net.target is not None
+    with torch.no_grad():
+        expected = (net.predictor(net.projector(net.encoder(a))) - net.target(b)).square().sum(1).mean()
+    assert byol(net, [a, b])[0].item() == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_byol_of_three_views_is_the_mean_over_their_pairs() -> None:

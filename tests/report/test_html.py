@@ -1,4 +1,4 @@
-"""The report page, from runs that were really trained and from folders made by hand; looked at in a real browser."""
+"""The report page for trained runs and for hand-made folders, also tested in a real browser."""
 
 import base64
 import io
@@ -35,7 +35,7 @@ SMALL = ["rounds=1", "evaluation.epochs=2", "evaluation.probes=['linear']"]
 
 
 class Page(HTMLParser):
-    """What is on a page: elements with their attributes, and words."""
+    """The elements of a page with their attributes, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Page(HTMLParser):
 
 
 def make(path: Path, scores: dict[str, float], *overrides: str, **more: Any) -> Path:
-    """A finished run without encoders, as a server with participants elsewhere has it."""
+    """Write a finished run without encoders, like that of a server whose participants are on other machines."""
     folder = RunFolder.create(path, load_config("smoke", list(overrides)), lambda _: None)
     facts = {"site": "nodes", "rad_digest": "0" * 64, "skipped_images": 0, **more.get("facts", {})}
     folder.write_json("facts.json", facts)
@@ -73,7 +73,7 @@ def make(path: Path, scores: dict[str, float], *overrides: str, **more: Any) -> 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two tiny runs that were really trained."""
+    """Train two tiny runs."""
     root = tmp_path_factory.mktemp("runs")
     runs = {"alone": ["method=local"], "together": []}
     return {
@@ -101,11 +101,11 @@ def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> di
     return {name: root / f"{name}.html" for name in written}
 
 
-# --- what is on the page ---------------------------------------------------------------------------
+# --- the content of the page -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["one", "several", "hostile"])
-def test_a_page_is_one_file_that_asks_for_nothing(pages: dict[str, Path], name: str) -> None:
+def test_a_page_is_one_file_that_loads_nothing(pages: dict[str, Path], name: str) -> None:
     text = pages[name].read_text()
     page = Page(text)
     assert len(text) < 3_000_000
@@ -121,10 +121,10 @@ def test_a_page_is_one_file_that_asks_for_nothing(pages: dict[str, Path], name: 
 
 
 @pytest.mark.parametrize("name", ["one", "several", "hostile"])
-def test_a_page_can_be_read_without_seeing_it(pages: dict[str, Path], name: str) -> None:
+def test_a_page_is_accessible_to_screen_readers(pages: dict[str, Path], name: str) -> None:
     page = Page(pages[name].read_text())
     assert page.all("html") == [{"lang": "en"}]
-    assert len(page.all("title")) > 1  # of the page, and of points in charts
+    assert len(page.all("title")) > 1  # the page's title and tooltips in charts
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1
     assert all(b <= a + 1 for a, b in pairwise(levels))
@@ -149,7 +149,7 @@ def test_one_run_shows_untrained_and_trained(pages: dict[str, Path], runs: dict[
     assert "Python" in page.words
 
 
-def test_kernels_that_the_server_saw_are_drawn_for_each_round(pages: dict[str, Path]) -> None:
+def test_the_kernels_at_the_server_are_drawn_for_each_round(pages: dict[str, Path]) -> None:
     labels = [a.get("aria-label") or "" for a in Page(pages["several"].read_text()).all("svg")]
     maps = [label for label in labels if label.startswith("Mutual CKA of 3 clients")]
     assert [label.split(", ")[1].split(".")[0] for label in maps] == [
@@ -162,7 +162,7 @@ def test_kernels_that_the_server_saw_are_drawn_for_each_round(pages: dict[str, P
     assert "Spectrum of the consensus, together" in labels
 
 
-def test_pictures_are_held_once_and_shown_often(pages: dict[str, Path]) -> None:
+def test_pictures_are_stored_once_and_shown_often(pages: dict[str, Path]) -> None:
     page = Page(pages["one"].read_text())
     held = page.all("image")
     assert 30 < len(held) <= 64
@@ -179,17 +179,17 @@ def test_several_runs_are_compared_client_by_client(tmp_path: Path) -> None:
     assert "-1.0" in words
     assert "the mean accuracy is 22.0 %" in words
     assert "7.0 points above alone (15.0 %); better for 1 of 2 clients" in words
-    assert re.search(r"method\s+local\s+hetero-ssfl", words)  # what differs between their settings
+    assert re.search(r"method\s+local\s+hetero-ssfl", words)  # the setting in which they differ
 
 
-def test_repetitions_are_put_together(tmp_path: Path) -> None:
+def test_runs_that_differ_in_the_seed_are_grouped(tmp_path: Path) -> None:
     paths = [make(tmp_path / f"seed{s}", {"a": 10.0 + 2 * s}, f"seed={s}") for s in (0, 1)]
     words = Page(render(paths, read_rad_features)).words
     assert "Over seeds" in words
     assert re.search(r"0, 1\s+11\.0\s+1\.4", words)
 
 
-def test_what_comes_from_others_stays_text(pages: dict[str, Path]) -> None:
+def test_text_from_other_machines_is_escaped(pages: dict[str, Path]) -> None:
     page = Page(pages["hostile"].read_text())
     assert not page.all("script")
     assert not page.all("img")
@@ -200,8 +200,8 @@ def test_what_comes_from_others_stays_text(pages: dict[str, Path]) -> None:
 
 def test_a_page_without_labels_says_so(tmp_path: Path) -> None:
     words = Page(render([make(tmp_path / "a", {"x": 1.0}, labels=False)], read_rad_features)).words
-    assert "There are no labels to probe with" in words
-    assert "Nothing to probe" in words
+    assert "There are no labels, so accuracy cannot be measured." in words
+    assert "There are no accuracies: the data have no labels" in words
     assert "None" not in words.replace("None: every reply", "")
 
 
@@ -216,17 +216,17 @@ def test_faults_are_listed_with_their_reasons(tmp_path: Path) -> None:
     assert "b sent NaN from file.bin." in words
     assert "features have collapsed" in words
     assert "c, d" in words
-    assert "In all: left out 1, warning 1, away 1." in words
+    assert "Total: left out 1, warning 1, away 1." in words
 
 
-def test_encoders_elsewhere_cost_only_their_sections(tmp_path: Path) -> None:
+def test_a_page_without_encoders_lacks_only_their_sections(tmp_path: Path) -> None:
     words = Page(render([make(tmp_path / "server", {"a": 50.0})], read_rad_features)).words
     assert "on other machines" in words
     assert "50.0" in words
     assert str(tmp_path) not in words
 
 
-def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+def test_an_unfinished_run_has_a_page(tmp_path: Path) -> None:
     evaluation = {"event": "evaluation", "round": 1, "split": "validation", "clients": {"a": {"linear_all": 61.5}}}
     path = make(tmp_path / "a", {"a": 1.0}, events=[evaluation])
     (path / "results.json").unlink()
@@ -249,14 +249,14 @@ def test_finished_and_unfinished_runs_are_compared_on_the_same_images(tmp_path: 
     assert read_runs([going, done])[1].encoder("a") == "resnet8"
 
 
-def test_a_new_run_without_a_single_event_has_a_page(tmp_path: Path) -> None:
+def test_a_run_without_events_has_a_page(tmp_path: Path) -> None:
     path = make(tmp_path / "a", {"a": 1.0})
     (path / "results.json").unlink()
     (path / "events.jsonl").unlink()
     assert "No round has been finished yet" in Page(render([path], read_rad_features)).words
 
 
-def test_absurd_figures_are_left_out(tmp_path: Path) -> None:
+def test_extreme_values_are_not_drawn(tmp_path: Path) -> None:
     events = [
         {"event": "client", "round": r, "client": "a", "loss_ssl": v} for r, v in ((2, 1e308), (3, -1e308), (4, 1.5))
     ]
@@ -266,7 +266,7 @@ def test_absurd_figures_are_left_out(tmp_path: Path) -> None:
     assert "round 4: 1.5" in Page(text).words
 
 
-def test_what_is_no_picture_is_a_dot(tmp_path: Path, runs: dict[str, Path]) -> None:
+def test_samples_that_are_not_images_are_drawn_as_dots(tmp_path: Path, runs: dict[str, Path]) -> None:
     path = make(tmp_path / "sensors", {"a": 1.0})
     save_tensors(path / "rad.safetensors", {"pixels": torch.randn(20, 3, 50)})
     (run,) = read_runs([path])
@@ -278,31 +278,31 @@ def test_what_is_no_picture_is_a_dot(tmp_path: Path, runs: dict[str, Path]) -> N
     assert not pictures.used
 
 
-def handed_over(path: Path, rad: torch.Tensor, *overrides: str) -> str:
-    """The words of a page about a run of `federate`."""
+def words_of_federate(path: Path, rad: torch.Tensor, *overrides: str) -> str:
+    """Return the text of a page about a run of `federate`."""
     facts = {"site": "python", "given": {"a": {}}, "classes": ["x"], "holdings": {"a": [3]}}
     make(path, {"a": 50.0}, "data.source=given", *overrides, facts=facts)
     save_tensors(path / "rad.safetensors", {"pixels": rad})
     return Page(render([path], read_rad_features)).words
 
 
-def test_what_a_program_handed_over_is_not_called_a_data_set_nor_images(tmp_path: Path) -> None:
-    words = handed_over(tmp_path / "sensors", torch.randn(20, 3, 50))
-    assert "shared samples (the RAD) with that of all. They trained on unlabeled samples of their own" in words
+def test_data_passed_from_python_are_called_samples_unless_they_are_images(tmp_path: Path) -> None:
+    words = words_of_federate(tmp_path / "sensors", torch.randn(20, 3, 50))
+    assert "shared samples (the RAD) with the mean kernel. They trained on unlabeled samples of their own" in words
     assert "images of given" not in words
     assert "50.0 % on test samples" in words
     assert "3 samples at 1 client" in words
-    assert "loss on its own samples" in words
-    assert "How alike the clients see the shared samples" in words
+    assert "loss on own samples" in words
+    assert "Similarity of the clients on the shared samples" in words
     assert "shared images" not in words
-    words = handed_over(tmp_path / "photos", torch.zeros(20, 3, 8, 8, dtype=torch.uint8))
+    words = words_of_federate(tmp_path / "photos", torch.zeros(20, 3, 8, 8, dtype=torch.uint8))
     assert "They trained on unlabeled images of their own" in words
 
 
-def test_a_run_is_not_said_to_keep_or_to_repeat_what_it_cannot(tmp_path: Path) -> None:
-    words = handed_over(tmp_path / "a", torch.randn(20, 3, 50))
-    assert "Weights stay where they are, and so do samples that are not in the RAD." in words  # it may be theirs
-    assert "Call federate(...) again with the same clients and RAD" in words
+def test_the_instructions_to_repeat_a_run_depend_on_its_site(tmp_path: Path) -> None:
+    words = words_of_federate(tmp_path / "a", torch.randn(20, 3, 50))
+    assert "Clients do not send weights, nor samples that are not in the RAD." in words  # the RAD may be theirs
+    assert "Call federate(...) again with the same clients, RAD and settings" in words
     assert "hetero-ssfl run settings.toml" not in words
     assert (
         "save these settings as federation.toml"
@@ -312,14 +312,14 @@ def test_a_run_is_not_said_to_keep_or_to_repeat_what_it_cannot(tmp_path: Path) -
     assert "hetero-ssfl run settings.toml --node NODE.toml" in Page(render([nodes], read_rad_features)).words
 
 
-def test_a_divided_data_set_is_repeated_by_its_settings(pages: dict[str, Path]) -> None:
+def test_a_simulated_run_is_repeated_from_its_settings(pages: dict[str, Path]) -> None:
     words = Page(pages["one"].read_text()).words
     assert "start: hetero-ssfl run settings.toml " in words
     assert "They trained on unlabeled images of digits" in words
 
 
 class Taught(FedAvg):
-    """Derived by a user from a method that reads labels."""
+    """A user's subclass of a method that uses labels."""
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ class Taught(FedAvg):
         ("gone_from_here:Method", "They trained on data"),
     ],
 )
-def test_a_page_says_whether_labels_were_read_where_that_is_known(
+def test_a_page_says_whether_the_method_uses_labels_if_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, sentence: str
 ) -> None:
     monkeypatch.setenv("HETERO_SSFL_TRUST", f"{__name__},gone_from_here")
@@ -340,10 +340,10 @@ def test_a_page_says_whether_labels_were_read_where_that_is_known(
         render([make(tmp_path / "a", {"a": 1.0}, f"method={method}", facts=holdings)], read_rad_features)
     ).words
     assert sentence.replace("data", "images of their own") in words
-    assert ("no loss reads them" in words) == ("unlabeled" in sentence)
+    assert ("no loss uses them" in words) == ("unlabeled" in sentence)
 
 
-def test_what_is_not_shown_is_said(tmp_path: Path) -> None:
+def test_a_page_says_what_is_left_out(tmp_path: Path) -> None:
     assert left_out(24, 512) == ""
     assert "the first 24 of 25 clients" in left_out(25, 512)
     assert "512 of 513 rows of the RAD" in left_out(24, 513)
@@ -357,7 +357,7 @@ def test_what_is_not_shown_is_said(tmp_path: Path) -> None:
     assert "512 of 600 rows" in _likeness([run], [view], []).intro
     assert "Shown for the first 8 of 9 clients." in _neighbours([view], pictures, []).intro
     maps = _maps([view], pictures, "pca", [])
-    assert "Of 160, 150 are drawn." in maps.intro
+    assert "150 of 160 are drawn." in maps.intro
     assert "first 8 of 9 clients" in maps.blocks[1].title
     fewer = View("trained", "c0", run, RadFeatures(names[:8], view.features.features[:8]))
     assert "Shown for" not in _neighbours([fewer], pictures, []).intro
@@ -366,7 +366,7 @@ def test_what_is_not_shown_is_said(tmp_path: Path) -> None:
 # --- the encoders' features ---------------------------------------------------------------------------
 
 
-def test_neighbours_are_those_in_the_same_direction() -> None:
+def test_neighbours_point_in_the_same_direction() -> None:
     angles = torch.tensor([0.0, 0.1, 3.0, 3.1, 1.5, 1.6])
     features = torch.stack([angles.cos(), angles.sin()], 1)
     look = RadFeatures(["a", "b"], [features, 5 * features @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]])])
@@ -376,13 +376,13 @@ def test_neighbours_are_those_in_the_same_direction() -> None:
     assert RadFeatures(["a"], [features]).shared_neighbours(1) is None
 
 
-def test_neighbours_are_those_of_the_neighbours_command() -> None:
+def test_neighbours_are_ordered_by_cosine() -> None:
     features = torch.tensor([[9.0, 0.0], [9.0, 1.0], [8.0, -0.5], [7.0, 2.0], [10.0, 1.5]])  # all on one side
     cosine = torch.cosine_similarity(features[:, None], features, dim=2).fill_diagonal_(-2)
     assert torch.equal(RadFeatures(["a"], [features]).neighbours(2)[0], cosine.topk(2).indices)
 
 
-def test_the_map_keeps_distances_of_plane_features() -> None:
+def test_the_map_of_two_dimensional_features_keeps_distances() -> None:
     torch.manual_seed(0)
     features = torch.randn(30, 2).double()
     centred = features - features.mean(0)
@@ -392,7 +392,7 @@ def test_the_map_keeps_distances_of_plane_features() -> None:
     assert sum(map(int, re.findall(r"(\d+)%", words))) == pytest.approx(100, abs=1)
 
 
-def test_tsne_keeps_two_heaps_apart() -> None:
+def test_tsne_separates_two_clusters() -> None:
     torch.manual_seed(0)
     features = torch.cat([torch.randn(15, 3), torch.randn(15, 3) + 20])
     centred = features - features.mean(0)
@@ -410,24 +410,24 @@ def test_small_images_are_kept_exactly(shape: tuple[int, int, int]) -> None:
     assert torch.equal(kept, pixels.permute(1, 2, 0).flatten())
 
 
-def test_large_images_stay_small() -> None:
+def test_thumbnails_of_large_images_are_small() -> None:
     assert len(thumbnail(torch.randint(0, 256, (3, 96, 96), dtype=torch.uint8))) < 4000
 
 
 # --- charts ----------------------------------------------------------------------------------------
 
 
-def test_a_curve_is_drawn_where_its_figures_are() -> None:
+def test_a_curve_is_drawn_at_its_values() -> None:
     text = str(svg.line_chart([svg.Line("c0", [(0, 0.0, "low"), (1, 10.0, "high")])], "round", "words"))
     (x0, y0), (x1, y1) = [tuple(map(float, found)) for found in re.findall(r"translate\(([\d.]+) ([\d.]+)\)", text)]
     assert x0 < x1
-    assert y0 > y1  # SVG counts downwards
+    assert y0 > y1  # y grows downwards in SVG
     ticks = {float(v): float(y) for y, v in re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+)<', text)}
     assert ticks[10] - 4 == pytest.approx(y1, abs=0.2)
     assert ticks[0] - 4 == pytest.approx(y0, abs=0.2)
 
 
-def test_figures_in_a_heat_map_stand_out() -> None:
+def test_numbers_in_a_heat_map_have_enough_contrast() -> None:
     for value in torch.linspace(-0.1, 1.1, 101).tolist():
         bright = svg.luminance(svg.ramp(value))
         assert max(1.05 / (bright + 0.05), (bright + 0.05) / 0.05) >= 4.5
@@ -437,7 +437,7 @@ def test_figures_in_a_heat_map_stand_out() -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 6), (52.1, 97.3), (-1e-5, 2e-5), (3, 3.0001)])
-def test_ticks_are_few_and_inside(low: float, high: float) -> None:
+def test_ticks_are_few_and_in_range(low: float, high: float) -> None:
     found = svg.ticks(low, high)
     assert 2 <= len(found) <= 7
     assert all(low - 1e-9 <= value <= high + 1e-9 for value in found)
@@ -446,7 +446,7 @@ def test_ticks_are_few_and_inside(low: float, high: float) -> None:
 # --- names, paths, the command ---------------------------------------------------------------------
 
 
-def test_runs_are_called_by_what_tells_them_apart() -> None:
+def test_labels_of_runs_are_short_and_unique() -> None:
     assert short_names([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
     assert short_names([Path("/x/s0/a"), Path("/x/s1/a")]) == ["s0/a", "s1/a"]
 
@@ -459,7 +459,7 @@ def test_runs_are_called_by_what_tells_them_apart() -> None:
         ("hub id owner/name, 3/4, ./a/b", "hub id owner/name, 3/4, ./a/b"),
     ],
 )
-def test_absolute_paths_are_cut(given: str, kept: str) -> None:
+def test_absolute_paths_are_shortened(given: str, kept: str) -> None:
     assert without_folders(given) == kept
 
 
@@ -471,21 +471,19 @@ def test_the_command_writes_a_page(runs: dict[str, Path], tmp_path: Path) -> Non
     assert str(runs["together"].parent) not in output.read_text()
 
 
-def test_wrong_input_is_one_sentence(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_wrong_input_raises_a_short_error(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must end in \.html"):
         write_report([runs["together"]], tmp_path / "a.pdf", read_rad_features)
     with pytest.raises(RunError, match="is not a run folder"):
         write_report([tmp_path / "nothing"], tmp_path / "a.html", read_rad_features)
-    with pytest.raises(RunError, match="named twice"):
+    with pytest.raises(RunError, match="listed twice"):
         write_report([runs["together"], runs["together"]], tmp_path / "a.html", read_rad_features)
     assert not list(tmp_path.glob("*.html"))
 
 
 # --- in a real browser -----------------------------------------------------------------------------
 
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None, reason="Chromium is not installed: `make browser` does that as root"
-)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: run `make browser` as root")
 
 OPEN_ALL = "document.querySelectorAll('details').forEach(d => d.open = true)"
 CONTRASTS = """(() => {
@@ -528,9 +526,7 @@ def browser() -> Iterator[Browser]:
 
 @needs_browser
 @pytest.mark.parametrize("name", ["one", "several", "hostile"])
-def test_the_browser_has_nothing_to_say_and_nothing_to_fetch(
-    browser: Browser, pages: dict[str, Path], name: str
-) -> None:
+def test_the_browser_reports_no_errors_and_fetches_nothing(browser: Browser, pages: dict[str, Path], name: str) -> None:
     browser.open(pages[name])
     said = browser.said("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
     assert not said
@@ -541,7 +537,7 @@ def test_the_browser_has_nothing_to_say_and_nothing_to_fetch(
 
 
 @needs_browser
-def test_the_browser_would_have_noticed(browser: Browser, tmp_path: Path) -> None:
+def test_the_browser_test_detects_errors_and_requests(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "bad.html"
     page.write_text(
         "<script>console.error('x'); window.hit = 1; nothing()</script><img src='http://127.0.0.1:9/x.png'>"
@@ -556,7 +552,7 @@ def test_the_browser_would_have_noticed(browser: Browser, tmp_path: Path) -> Non
 @needs_browser
 @pytest.mark.parametrize("width", [1280, 375])
 @pytest.mark.parametrize("name", ["one", "several", "hostile"])
-def test_every_drawing_is_there_and_the_page_fits(
+def test_every_drawing_is_visible_and_the_page_fits_the_width(
     browser: Browser, pages: dict[str, Path], name: str, width: int
 ) -> None:
     browser.open(pages[name], width)
@@ -575,7 +571,7 @@ def test_every_drawing_is_there_and_the_page_fits(
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", ["several", "hostile"])
-def test_all_words_stand_out(browser: Browser, pages: dict[str, Path], name: str, dark: bool) -> None:
+def test_all_text_has_enough_contrast(browser: Browser, pages: dict[str, Path], name: str, dark: bool) -> None:
     browser.open(pages[name], dark=dark)
     browser.evaluate(OPEN_ALL)
     browser.resize(1280, browser.evaluate("document.documentElement.scrollHeight"))
@@ -585,7 +581,7 @@ def test_all_words_stand_out(browser: Browser, pages: dict[str, Path], name: str
 
 
 @needs_browser
-def test_plots_follow_light_and_dark(browser: Browser, pages: dict[str, Path]) -> None:
+def test_plots_follow_light_and_dark_mode(browser: Browser, pages: dict[str, Path]) -> None:
     script = """['body', '.chart text', '.line.c0', '.mark.c1', '.card', '.plane'].map(name => {
         const style = getComputedStyle(document.querySelector(name));
         return [style.backgroundColor, style.fill, style.stroke].join();
@@ -599,7 +595,7 @@ def test_plots_follow_light_and_dark(browser: Browser, pages: dict[str, Path]) -
 
 @needs_browser
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (375, False), (375, True)])
-def test_a_screenshot_is_kept(browser: Browser, pages: dict[str, Path], width: int, dark: bool) -> None:
+def test_a_screenshot_is_saved(browser: Browser, pages: dict[str, Path], width: int, dark: bool) -> None:
     browser.open(pages["several"], width, dark=dark)
     browser.resize(width, browser.evaluate("document.documentElement.scrollHeight"))
     path = SCREENSHOTS / f"report-{width}-{'dark' if dark else 'light'}.png"

@@ -1,4 +1,4 @@
-"""Tables and pictures from run folders made by hand, so that every figure is known."""
+"""Tables and plots of hand-made run folders with known figures."""
 
 import json
 from pathlib import Path
@@ -46,27 +46,27 @@ def test_the_difference_uses_only_equal_seeds(tmp_path: Path) -> None:
     assert compare_rows([a, *b], "linear_all")[1]["difference_to_first"] == pytest.approx(10)
 
 
-def test_runs_with_other_settings_are_not_seeds_of_one_run(tmp_path: Path) -> None:
+def test_runs_with_different_settings_are_not_grouped(tmp_path: Path) -> None:
     runs = [make(tmp_path / f"mu{mu}", [10.0 * mu], f"alignment.mu={mu}") for mu in (1, 4)]
     rows = compare_rows(runs, "linear_all")
     assert [row["mean"] for row in rows] == [10, 40]
     assert rows[0]["run"] != rows[1]["run"]
 
 
-def test_naming_a_run_twice_is_an_error(tmp_path: Path) -> None:
+def test_listing_a_run_twice_is_an_error(tmp_path: Path) -> None:
     run = make(tmp_path / "a", [10.0])
-    with pytest.raises(RunError, match="Name each run once"):
+    with pytest.raises(RunError, match="List each run once"):
         compare_rows([run, run], "linear_all")
 
 
-def test_a_picture_of_an_unknown_kind_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unknown_picture_format_raises_an_error(tmp_path: Path) -> None:
     figure, _ = plots.subplots(figsize=(2, 2))
     with pytest.raises(ConfigError, match=r"\.png"):
         plots.save(figure, tmp_path / "a.xyz")
 
 
 def test_the_interval_is_of_paired_differences(tmp_path: Path) -> None:
-    """Clients differ by 50 points from each other, but each gains 9 to 11, which only pairing can see."""
+    """Clients differ by 50 points, but each gains 9 to 11, which only pairing can show."""
     alone = [make(tmp_path / f"a{s}", [10.0, 60.0], "method=local", f"seed={s}") for s in range(3)]
     together = [make(tmp_path / f"t{s}", [19.0, 71.0], f"seed={s}") for s in range(3)]
     low, high = paired_interval(alone, together, "linear_all") or (0, 0)
@@ -81,14 +81,14 @@ def test_spread_is_mean_and_sample_deviation() -> None:
     assert spread([]) == "-"
 
 
-def test_one_run_is_a_row_per_client(tmp_path: Path) -> None:
+def test_the_table_of_a_run_has_a_row_per_client(tmp_path: Path) -> None:
     result = make(tmp_path / "a", [10.0, 20.0, 30.0])
     assert metric_names(result) == ["linear_all"]
     assert results_table(result).row_count == 4
     assert result.holdings("client-001") == "a"
 
 
-def test_every_picture_can_be_drawn_and_is_written_whole(tmp_path: Path) -> None:
+def test_every_plot_can_be_drawn_and_saved(tmp_path: Path) -> None:
     figure, axes = plots.subplots(2, 2, figsize=(6, 6))
     events = [Evaluated(r, "validation", {"a": {"m": r}, "b": {"m": 2 * r}}) for r in (0, 1)]
     plots.curves(axes[0, 0], {"alone": events, "together": events}, "m")

@@ -1,11 +1,11 @@
-"""Find the convolutions with which this torch writes outside its buffers.
+"""Find convolutions for which this version of torch writes outside its buffers.
 
     python tests/survey/convolutions.py              # all shapes, AVX2 and the machine's own instruction set
     python tests/survey/convolutions.py --quick      # a few hundred shapes, for a first look
 
 Each shape runs forward and the gradients of input and weights in a child process under glibc's malloc checking, which
-aborts when a block that is freed was written past its end. A child that dies is run again shape by shape and gradient
-by gradient, so that the list names exactly what corrupts memory. Linux with glibc 2.34 or newer.
+aborts when a freed block was written past its end. The shapes of a crashed child are run again one by one and gradient
+by gradient, so that the list names exactly what corrupts memory. Needs Linux with glibc 2.34 or newer.
 """
 
 import argparse
@@ -48,14 +48,14 @@ class Case(NamedTuple):
 
 
 def all_cases(widths: range) -> Iterator[Case]:
-    """The shapes of the survey, most of them 2-d convolutions."""
+    """Return the shapes of the survey, most of them 2-d convolutions."""
     pairs = list(itertools.product(widths, widths))
     grid = itertools.product((1, 3, 5, 7), (1, 2, 3), ("channels-last", "contiguous"))
     for kernel, stride, layout in grid:
         padding = kernel // 2
         for a, b in pairs:
             yield Case("conv", a, b, kernel, stride, 1, padding, layout, images=4)
-            if (a + b) % 5 == 0:  # a fifth of them, all widths among them
+            if (a + b) % 5 == 0:  # a fifth of them, including all widths
                 yield Case("transposed", a, b, kernel, stride, 1, padding, layout, images=4)
             if a % 2 == b % 2 == 0 and b <= 8:
                 yield Case("conv", a, b, kernel, stride, 2, padding, layout, images=4)
@@ -65,7 +65,7 @@ def all_cases(widths: range) -> Iterator[Case]:
             yield Case("conv", a, a, kernel, stride, a, padding, layout, images=4)  # depthwise
             for per_group in (2, 3, 4, 6):
                 yield Case("conv", per_group * a, 2 * a, kernel, stride, a, padding, layout, images=4)
-            for images, side in ((1, 8), (24, 8), (24, 7), (5, 16)):  # the fault may depend on the amount of work
+            for images, side in ((1, 8), (24, 8), (24, 7), (5, 16)):  # the bug may depend on the amount of work
                 yield Case("conv", a, 8, kernel, stride, 1, padding, layout, "float32", images, side)
             yield Case("conv", a, 8, kernel, stride, 1, padding + 1, layout)
             yield Case("conv1d", a, 8, kernel, stride, 1, padding)
@@ -76,7 +76,7 @@ def all_cases(widths: range) -> Iterator[Case]:
 
 
 def run(case: Case, gradients: tuple[str, ...] = GRADIENTS, repeats: int = 2) -> None:
-    """The layer's forward pass and the named gradients; everything is freed at the end."""
+    """Run the layer's forward pass and the named gradients, and free everything at the end."""
     dimensions = {"conv1d": 1, "conv3d": 3, "linear": 0}.get(case.layer, 2)
     if case.layer == "linear":
         layer: nn.Module = nn.Linear(case.inputs, case.outputs)
@@ -100,19 +100,19 @@ def run(case: Case, gradients: tuple[str, ...] = GRADIENTS, repeats: int = 2) ->
 
 
 def signal_of(work: Callable[[], None]) -> int:
-    """The signal that ends a fork of this process doing `work`; 0 if it ends by itself."""
+    """Return the signal that kills a fork of this process doing `work`, or 0 if it exits normally."""
     child = os.fork()
     if child == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # glibc announces what it found, which is expected here
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide glibc's error messages, which are expected here
         work()
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) * -1
 
 
 def survey(cases: list[Case], together: int = 200) -> Iterator[dict[str, object]]:
-    """The cases that end a process, with the gradients to blame and the signal."""
+    """Return the cases that crash a process, with the responsible gradients and the signal."""
     torch.set_num_threads(1)
-    run(Case("conv", 16, 16))  # the first use imports and compiles much; forks inherit it
+    run(Case("conv", 16, 16))  # the first use is slow; forks inherit what it loads
     for start in range(0, len(cases), together):
         chunk = cases[start : start + together]
         if signal_of(lambda some=chunk: [run(case) for case in some] and None):  # type: ignore[misc]
@@ -136,7 +136,7 @@ def in_child(isa: str | None, arguments: list[str]) -> list[dict[str, object]]:
 
 
 def by_kind(found: list[dict[str, object]]) -> dict[str, set[object]]:
-    """The input channels of each kind of layer, whatever its output channels and image sizes."""
+    """Group the input channels by kind of layer, over all output channels and image sizes."""
     kinds: dict[str, set[object]] = {}
     for case in found:
         names = ("layer", "kernel", "stride", "groups", "padding", "layout", "dtype")

@@ -1,4 +1,4 @@
-"""One small finished run."""
+"""A small finished run."""
 
 from pathlib import Path
 

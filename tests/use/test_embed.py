@@ -21,7 +21,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 class Twisted(nn.Module):
-    """A user's own encoder, which no card can name where it was handed over as an object."""
+    """A user's encoder, which a card cannot name if it was passed as an object."""
 
     def __init__(self, side: int, width: int = 5) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Twisted(nn.Module):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory, run: Path) -> Path:
-    """The test digits as files, as the run saw them."""
+    """Write the test digits to files, in the shape that the run used."""
     folder = tmp_path_factory.mktemp("images")
     pixels = load_images(RunFolder.open(run).config.data, "test").pixels[:300]  # more than one batch
     for row, image in enumerate(pixels):
@@ -44,9 +44,7 @@ def images(tmp_path_factory: pytest.TempPathFactory, run: Path) -> Path:
     return folder
 
 
-def test_features_of_a_folder_are_those_of_the_trained_encoder(
-    run: Path, images: Path, tmp_path: Path, call: Call
-) -> None:
+def test_embed_gives_the_features_of_the_trained_encoder(run: Path, images: Path, tmp_path: Path, call: Call) -> None:
     code, said, _ = call("embed", run, "--client", "2", "--images", images, "-o", tmp_path / "f.parquet")
     assert code == 0
     assert "300 images, 32 features each" in said
@@ -60,7 +58,7 @@ def test_features_of_a_folder_are_those_of_the_trained_encoder(
     np.testing.assert_allclose(np.stack(table["feature"]), expected.numpy(), atol=1e-5)
 
 
-def test_the_loaded_encoder_is_the_trained_one_and_not_a_fresh_one(run: Path) -> None:
+def test_the_loaded_encoder_has_the_trained_weights(run: Path) -> None:
     model = find_models(run, "0")[0]
     saved = load_tensors(model.path / "encoder.safetensors")[0]
     before = torch.get_rng_state()
@@ -70,7 +68,7 @@ def test_the_loaded_encoder_is_the_trained_one_and_not_a_fresh_one(run: Path) ->
     assert all(torch.equal(value, saved[name]) for name, value in loaded.state_dict().items())
 
 
-def test_numpy_by_its_suffix_and_facts_for_machines(run: Path, images: Path, tmp_path: Path, call: Call) -> None:
+def test_embed_writes_numpy_and_prints_json(run: Path, images: Path, tmp_path: Path, call: Call) -> None:
     target = tmp_path / "deep" / "f.npy"
     code, said, _ = call("embed", run, "--client", "client-000", "--images", images / "part1", "-o", target, "--json")
     assert code == 0
@@ -78,14 +76,14 @@ def test_numpy_by_its_suffix_and_facts_for_machines(run: Path, images: Path, tmp
     assert np.load(target).shape == (150, 32)
 
 
-def test_a_data_set_by_name_is_embedded_whole(run: Path, tmp_path: Path, call: Call) -> None:
+def test_a_data_set_by_name_is_embedded_completely(run: Path, tmp_path: Path, call: Call) -> None:
     assert call("embed", run, "--client", "1", "--images", "digits", "-o", tmp_path / "f.parquet")[0] == 0
     table = pandas.read_parquet(tmp_path / "f.parquet")
     assert table["row"].tolist() == list(range(1797))
     assert table["path"].isna().all()
 
 
-def test_bad_images_are_named_or_skipped_and_colour_of_any_size_is_fine(
+def test_bad_images_are_named_or_skipped_and_other_sizes_and_colours_are_converted(
     run: Path, images: Path, tmp_path: Path, call: Call
 ) -> None:
     folder = tmp_path / "some"
@@ -104,7 +102,7 @@ def test_bad_images_are_named_or_skipped_and_colour_of_any_size_is_fine(
     assert pandas.read_parquet(tmp_path / "f.parquet")["path"].tolist() == ["a.png", "b.jpg"]
 
 
-def test_a_nodes_own_model_folder_needs_no_run(run: Path, images: Path, tmp_path: Path, call: Call) -> None:
+def test_a_model_folder_works_without_its_run(run: Path, images: Path, tmp_path: Path, call: Call) -> None:
     alone = tmp_path / "model"
     shutil.copytree(run / "models" / "client-001", alone)
     assert call("embed", alone, "--images", images / "part0", "-o", tmp_path / "alone.npy")[0] == 0
@@ -112,11 +110,11 @@ def test_a_nodes_own_model_folder_needs_no_run(run: Path, images: Path, tmp_path
     assert np.array_equal(np.load(tmp_path / "alone.npy"), np.load(tmp_path / "of-run.npy"))
     code, _, said = call("embed", alone, "--client", "0", "--images", images, "-o", tmp_path / "f.npy")
     assert code == 2
-    assert "the model of client-001 alone" in said
+    assert "is the model of client-001, not of '0'" in said
 
 
 def own_model(folder: Path, spec: str) -> Path:
-    """As the Python interface leaves it for an encoder that was handed over."""
+    """Write a model folder like that of `federate` for an encoder that was passed as an object."""
     card = {
         "client": "clinic",
         "encoder": spec,
@@ -128,21 +126,19 @@ def own_model(folder: Path, spec: str) -> Path:
     return folder
 
 
-def test_an_encoder_that_was_handed_over_is_built_by_what_the_user_names(
-    images: Path, tmp_path: Path, call: Call
-) -> None:
+def test_an_encoder_passed_as_an_object_needs_the_encoder_option(images: Path, tmp_path: Path, call: Call) -> None:
     folder = own_model(tmp_path / "model", "given:Twisted")
     command = ["embed", folder, "--images", images / "part0", "-o", tmp_path / "f.npy"]
     code, _, said = call(*command)
     assert code == 2
-    assert "clinic's encoder was handed over as an object, 'Twisted'" in said
+    assert "clinic's encoder was passed as an object, 'Twisted'" in said
     assert "--encoder package.module:callable" in said
     assert call(*command, "--encoder", f"{__name__}:Twisted")[0] == 0
     assert np.load(tmp_path / "f.npy").shape == (150, 5)
     code, _, said = call(*command, "--encoder", f"{__name__}:Twisted(width=6)")
     assert code == 2
     assert "do not fit encoder" in said
-    assert "(6,) in it and (5,) in the file" in said
+    assert "(6,) in the encoder and (5,) in the file" in said
 
 
 @pytest.mark.parametrize(
@@ -159,7 +155,7 @@ def test_an_encoder_that_was_handed_over_is_built_by_what_the_user_names(
         ({"--encoder": "mobilenet"}, "do not fit encoder 'mobilenet'"),
     ],
 )
-def test_what_a_user_can_mend_is_one_sentence(
+def test_wrong_arguments_give_a_one_line_error(
     change: dict[str, str | None], sentence: str, run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -173,14 +169,14 @@ def test_what_a_user_can_mend_is_one_sentence(
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
-def test_a_run_that_cannot_give_models_says_why(run: Path, tmp_path: Path, call: Call) -> None:
+def test_an_error_says_why_a_run_has_no_models(run: Path, tmp_path: Path, call: Call) -> None:
     rest = ["--client", "0", "--images", "digits", "-o", tmp_path / "f.npy"]
     broken = tmp_path / "run"
     shutil.copytree(run, broken)
     (broken / "models" / "client-000" / "encoder.safetensors").write_bytes(b"torn")
     assert "cannot be read" in call("embed", broken, *rest)[2]
     (broken / "models" / "client-000" / "card.json").write_text('{"client": "client-000"}')
-    assert "does not say which encoder it is" in call("embed", broken, *rest)[2]
+    assert "does not describe the encoder" in call("embed", broken, *rest)[2]
     shutil.rmtree(broken / "models")
     assert "the participants keep them on their own machines" in call("embed", broken, *rest)[2]
     (broken / "results.json").unlink()
@@ -188,7 +184,7 @@ def test_a_run_that_cannot_give_models_says_why(run: Path, tmp_path: Path, call:
     assert "neither a run folder" in call("embed", tmp_path / "nowhere", *rest)[2]
 
 
-def test_an_encoder_of_other_data_is_not_fed_images(tmp_path: Path, call: Call) -> None:
+def test_an_encoder_for_other_data_refuses_images(tmp_path: Path, call: Call) -> None:
     card = {"client": "sensor", "encoder": "given:Net", "input": {"shape": [6, 128]}}
     write_json(tmp_path / "model" / "card.json", card)
     assert ModelFolder.read(tmp_path / "model").shape == (6, 128)

@@ -1,4 +1,4 @@
-"""`hetero-ssfl export`: the same features elsewhere, without this package."""
+"""`hetero-ssfl export`: the same features without this package."""
 
 import json
 import re
@@ -30,8 +30,8 @@ class Net(nn.Module):
     def forward(self, x):
         return self.layers(x)
 """
-# `python -I` sees neither PYTHONPATH nor the folder it runs in; None in sys.modules makes an import fail.
-ELSEWHERE = """
+# `python -I` ignores PYTHONPATH and the current folder; None in sys.modules makes an import fail.
+ISOLATED = """
 import sys
 sys.modules["hetero_ssfl"] = None
 sys.path.insert(0, ".")
@@ -45,15 +45,15 @@ numpy.save("features.npy", numpy.asarray(features))
 
 
 def snippet(folder: Path, heading: str) -> str:
-    """The code that the model card gives under a heading."""
+    """Return the code under a heading of the model card."""
     found = re.search(rf"### {heading}.*?```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
     assert found
     return found[1]
 
 
-def features_elsewhere(folder: Path, heading: str, images: np.ndarray) -> np.ndarray:
+def features_without_package(folder: Path, heading: str, images: np.ndarray) -> np.ndarray:
     np.save(folder / "images.npy", images)
-    code = ELSEWHERE.format(tensors=heading != "ONNX", snippet=snippet(folder, heading))
+    code = ISOLATED.format(tensors=heading != "ONNX", snippet=snippet(folder, heading))
     done = subprocess.run([sys.executable, "-I", "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return np.load(folder / "features.npy")
@@ -66,7 +66,7 @@ def expected_features(model: ModelFolder, images: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("client", "to", "heading"), [("0", "onnx", "ONNX"), ("2", "torch-export", r"torch\.export")])
-def test_three_lines_give_the_same_features_without_this_package(
+def test_the_code_on_the_card_gives_the_same_features_without_this_package(
     client: str, to: str, heading: str, run: Path, tmp_path: Path, call: Call
 ) -> None:
     folder = tmp_path / "exported"
@@ -74,8 +74,8 @@ def test_three_lines_give_the_same_features_without_this_package(
     assert (code, complaints) == (0, "")
     assert str(folder) in said
     assert len(snippet(folder, heading).splitlines()) == 3
-    images = np.random.default_rng(0).random((7, 1, 16, 16), np.float32)  # more than it was traced with
-    found = features_elsewhere(folder, heading, images)
+    images = np.random.default_rng(0).random((7, 1, 16, 16), np.float32)  # a larger batch than in tracing
+    found = features_without_package(folder, heading, images)
     np.testing.assert_allclose(found, expected_features(find_models(run, client)[0], images), atol=1e-4)
     if to == "onnx":
         inside = {entry.key: entry.value for entry in onnx.load(folder / "encoder.onnx").metadata_props}
@@ -103,11 +103,11 @@ def test_a_users_class_loads_from_safetensors_without_this_package(
     assert call("export", model, "-o", folder)[0] == 0
     (folder / "my_nets.py").write_text(USERS)
     images = np.random.default_rng(0).random((2, 3, 12, 12), np.float32)
-    found = features_elsewhere(folder, "safetensors", images)
+    found = features_without_package(folder, "safetensors", images)
     np.testing.assert_allclose(found, expected_features(ModelFolder.read(model), images), atol=1e-5)
 
 
-def test_the_card_says_what_it_is_what_it_reached_and_how_it_was_trained(run: Path, tmp_path: Path, call: Call) -> None:
+def test_the_card_describes_model_accuracy_and_training(run: Path, tmp_path: Path, call: Call) -> None:
     folder = tmp_path / "exported"
     call("export", run, "--client", "1", "-o", folder)
     call("export", run, "--client", "1", "--to", "torch-export", "-o", folder)
@@ -131,7 +131,7 @@ def test_the_card_says_what_it_is_what_it_reached_and_how_it_was_trained(run: Pa
     assert (folder / "encoder.safetensors").read_bytes() == source.read_bytes()
 
 
-def test_a_file_by_its_suffix_has_the_card_beside_and_inside_it(run: Path, tmp_path: Path, call: Call) -> None:
+def test_an_exported_file_has_the_card_next_to_it_and_inside_it(run: Path, tmp_path: Path, call: Call) -> None:
     (tmp_path / "README.md").write_text("mine")
     file = tmp_path / "net.pt2"
     assert call("export", run, "--client", "1", "--to", "torch-export", "-o", file)[0] == 0
@@ -144,9 +144,7 @@ def test_a_file_by_its_suffix_has_the_card_beside_and_inside_it(run: Path, tmp_p
 
 
 @pytest.mark.parametrize("name", ["net.safetensors", "net.safetensors.md", "folder/README.md"])
-def test_what_is_no_export_of_this_model_is_never_written_over(
-    name: str, run: Path, tmp_path: Path, call: Call
-) -> None:
+def test_only_exports_of_the_same_model_are_overwritten(name: str, run: Path, tmp_path: Path, call: Call) -> None:
     kept = tmp_path / name
     target = tmp_path / "folder" if kept.parent.name == "folder" else tmp_path / "net.safetensors"
     command = ["export", run, "--client", "1", "-o", target]
@@ -161,7 +159,7 @@ def test_what_is_no_export_of_this_model_is_never_written_over(
     kept.unlink()
     if kept == target:
         assert call(*command)[0] == 0
-        assert call(*command)[0] == 0  # its own export may be renewed
+        assert call(*command)[0] == 0  # an export of the same model may be overwritten
         retrained = tmp_path / "retrained"
         shutil.copytree(run / "models" / "client-001", retrained)
         weights, card = load_tensors(retrained / "encoder.safetensors")
@@ -169,7 +167,7 @@ def test_what_is_no_export_of_this_model_is_never_written_over(
         assert "is not the card of this model" in call("export", retrained, "-o", target)[2]
 
 
-def test_a_model_that_cannot_be_written_has_no_card_left_behind(
+def test_a_failed_export_leaves_no_card_behind(
     run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, content: bytes) -> None:
@@ -182,7 +180,7 @@ def test_a_model_that_cannot_be_written_has_no_card_left_behind(
     assert not list(tmp_path.rglob("*"))
 
 
-def test_a_file_that_would_give_other_features_is_not_written(
+def test_a_file_with_different_features_is_not_written(
     run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     true = exporting._torch_export
@@ -194,12 +192,12 @@ def test_a_file_that_would_give_other_features_is_not_written(
     monkeypatch.setattr(exporting, "_torch_export", off_by_little)
     code, _, said = call("export", run, "--client", "0", "--to", "torch-export", "-o", tmp_path / "a.pt2")
     assert code == 2
-    assert "gives other features than the encoder" in said
+    assert "differ from the encoder's by" in said
     assert not list(tmp_path.iterdir())
 
 
 class Fixed(nn.Module):
-    """Looks at values, which no exported graph can."""
+    """Depends on values, which cannot be exported."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +208,7 @@ class Fixed(nn.Module):
         return out if float(out.sum()) > 0 else -out
 
 
-def test_an_encoder_that_cannot_be_exported_is_said_to_be_one(tmp_path: Path, call: Call) -> None:
+def test_an_encoder_that_cannot_be_exported_raises_an_error(tmp_path: Path, call: Call) -> None:
     own = f"{__name__}:Fixed"
     card = {"client": "a", "encoder": own, "input": {"shape": [1, 8, 8], "channels": 1, "side": 8}}
     save_tensors(tmp_path / "model" / "encoder.safetensors", Fixed().state_dict(), card)
@@ -223,7 +221,7 @@ def test_an_encoder_that_cannot_be_exported_is_said_to_be_one(tmp_path: Path, ca
     assert call(*command, tmp_path / "a.safetensors")[0] == 0
 
 
-def test_other_inputs_than_images_are_exported_as_they_are(tmp_path: Path) -> None:
+def test_inputs_other_than_images_are_not_normalised(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Conv1d(6, 4, 3), nn.Flatten())
     card = {"client": "sensor", "encoder": "given:Net", "input": {"shape": [6, 10]}}
     model = ModelFolder(tmp_path, card, None)
@@ -238,12 +236,12 @@ def test_other_inputs_than_images_are_exported_as_they_are(tmp_path: Path) -> No
         (["--to", "torchscript", "-o", "a"], "deprecated TorchScript"),
         (["--to", "keras", "-o", "a"], "unknown format 'keras', expected one of safetensors, torch-export, onnx"),
         (["--to", "onnx", "-o", "a.pt2"], "--to onnx writes .onnx files, but 'a.pt2' ends in .pt2"),
-        (["-o", "mine"], "'mine' holds other files"),
-        (["-o", "another"], "'another' holds another model (client-002, round 2)"),
+        (["-o", "mine"], "'mine' contains other files"),
+        (["-o", "another"], "'another' contains another model (client-002, round 2)"),
         (["--client", "9", "-o", "a"], "there is no client '9'"),
     ],
 )
-def test_what_a_user_can_mend_is_one_sentence(
+def test_wrong_arguments_give_a_one_line_error(
     arguments: list[str], sentence: str, run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

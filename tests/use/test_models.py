@@ -1,4 +1,4 @@
-"""Trained encoders are found where each kind of run keeps them."""
+"""Trained encoders are found for each kind of run."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from hetero_ssfl.use.exporting import _run_torch_export, convert, export
 from hetero_ssfl.use.models import find_model, find_models
 
 
-def test_nodes_on_this_disk_keep_their_models_in_their_own_homes(tmp_path: Path) -> None:
+def test_models_of_nodes_are_found_in_their_homes(tmp_path: Path) -> None:
     federation, nodes = write_federation(tmp_path)
     config = load_config(str(federation), ["rounds=1", "evaluation.untrained=false"])
     start(config, tmp_path / "run", lambda _: None, nodes)
@@ -39,8 +39,8 @@ def network(width: int = 4) -> nn.Module:
     return nn.Sequential(nn.Conv1d(3, width, 5), nn.BatchNorm1d(width), nn.ReLU(), nn.Flatten())
 
 
-def test_objects_handed_over_in_python_are_found_by_name_and_in_their_order(tmp_path: Path) -> None:
-    """Sensors instead of images, with an encoder that no other process could build by itself."""
+def test_models_of_clients_passed_from_python_are_found_by_position(tmp_path: Path) -> None:
+    """Uses sensor data instead of images, with an encoder that another process cannot build."""
     clients = [Client(series(20), network(), name="zeta"), Client(series(24), network(6), name="alpha")]
     settings = {"local_epochs": 1, "optim.batch": 8, "alignment.rad_batch": 8}
     run = federate(
@@ -52,7 +52,7 @@ def test_objects_handed_over_in_python_are_found_by_name_and_in_their_order(tmp_
     x = series(5)
     by_name = model.load(f"{__name__}:network")
     torch.testing.assert_close(_run_torch_export(convert(model, by_name, "torch-export"))(x), trained(x))
-    with pytest.raises(ConfigError, match=r"zeta's encoder was handed over as an object.*--encoder"):
+    with pytest.raises(ConfigError, match=r"zeta's encoder was passed as an object.*--encoder"):
         model.load()
     torch.testing.assert_close(model.load(f"{__name__}:network")(x), trained(x))
     text = export(model, "safetensors", tmp_path / "out").with_name("README.md").read_text()

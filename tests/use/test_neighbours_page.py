@@ -1,4 +1,4 @@
-"""`hetero-ssfl neighbours`: one self-contained page of what encoders find alike."""
+"""`hetero-ssfl neighbours`: one self-contained page of nearest images."""
 
 import shutil
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 class Page(HTMLParser):
-    """Headings, and (source, alt) of each picture below them."""
+    """The headings, and the alt texts of the pictures below each."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, run: Path) -> Path:
-    """The RAD as files, one with a name that would break a careless page."""
+    """Write the RAD to files, one with a name that must be escaped in HTML."""
     path = tmp_path_factory.mktemp("images")
     for row, image in enumerate(load_tensors(run / "rad.safetensors")[0]["pixels"]):
         name = '<b>"&amp;.png' if row == 3 else f"{row:02d}.png"
@@ -55,9 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, run: Path) -> Path:
     return path
 
 
-def test_without_more_words_all_clients_answer_random_questions_about_the_rad(
-    run: Path, tmp_path: Path, call: Call
-) -> None:
+def test_by_default_all_clients_answer_random_queries_on_the_rad(run: Path, tmp_path: Path, call: Call) -> None:
     assert call("neighbours", run, "-o", tmp_path / "a.html")[0] == 0
     page = Page(tmp_path / "a.html")
     assert len(page.headings) == 4 * (1 + 3)
@@ -82,9 +80,7 @@ def test_the_pictures_are_the_nearest_by_the_encoders_features(run: Path, tmp_pa
     assert page.alts == [["query: image 5"], [f"image {row}, similarity {cosine[row]:.3f}" for row in order]]
 
 
-def test_a_query_is_a_path_among_the_images_or_a_file_from_elsewhere(
-    run: Path, folder: Path, tmp_path: Path, call: Call
-) -> None:
+def test_a_query_is_the_path_of_an_image_or_another_file(run: Path, folder: Path, tmp_path: Path, call: Call) -> None:
     shutil.copy(folder / "07.png", tmp_path / "guest.png")
     command = ["neighbours", run, "--client", "0", "--images", folder, "-k", "2", "-o", tmp_path / "a.html"]
     assert call(*command, "--query", "07.png", "--query", tmp_path / "guest.png")[0] == 0
@@ -94,11 +90,11 @@ def test_a_query_is_a_path_among_the_images_or_a_file_from_elsewhere(
     assert guest[1] == known[0]
 
 
-def test_names_cannot_break_the_page(run: Path, folder: Path, tmp_path: Path, call: Call) -> None:
+def test_names_are_escaped_in_the_page(run: Path, folder: Path, tmp_path: Path, call: Call) -> None:
     command = ["neighbours", run, "--client", "0", "--images", folder, "-k", "40", "-o", tmp_path / "a.html"]
     assert call(*command, "--query", "00.png")[0] == 0
     page = Page(tmp_path / "a.html")
-    assert len(page.alts[1]) == 31  # all others, however many are asked for
+    assert len(page.alts[1]) == 31  # all others, although more are requested
     assert any(alt.startswith('<b>"&amp;.png, similarity') for alt in page.alts[1])
 
 
@@ -106,13 +102,13 @@ def test_names_cannot_break_the_page(run: Path, folder: Path, tmp_path: Path, ca
     ("arguments", "sentence"),
     [
         (["-o", "a.pdf"], "expected a name that ends in .html"),
-        (["-o", "a.html", "--query", "99"], "there is no image '99' to ask for"),
+        (["-o", "a.html", "--query", "99"], "there is no image '99', expected a file"),
         (["-o", "a.html", "--query", "cat.png"], "expected a file, the path of one of the images, or a number"),
         (["-o", "a.html", "--client", "5"], "there is no client '5'"),
-        (["-o", "a.html", "--images", "one"], "there is one image only"),
+        (["-o", "a.html", "--images", "one"], "there is only one image"),
     ],
 )
-def test_what_a_user_can_mend_is_one_sentence(
+def test_wrong_arguments_give_a_one_line_error(
     arguments: list[str], sentence: str, run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -128,5 +124,5 @@ def test_what_a_user_can_mend_is_one_sentence(
 def test_a_model_without_its_run_needs_images_to_search(run: Path, folder: Path, tmp_path: Path, call: Call) -> None:
     alone = tmp_path / "model"
     shutil.copytree(run / "models" / "client-001", alone)
-    assert "Name --images" in call("neighbours", alone, "-o", tmp_path / "a.html")[2]
+    assert "Name images to search with --images" in call("neighbours", alone, "-o", tmp_path / "a.html")[2]
     assert call("neighbours", alone, "--images", folder, "-o", tmp_path / "a.html")[0] == 0

@@ -1,4 +1,4 @@
-"""What a folder of a model or a run names is imported only if the user has trained with it, or says so."""
+"""Code named in a model or run folder is imported only if the user has trained with it or trusts it explicitly."""
 
 import importlib
 import shutil
@@ -32,13 +32,13 @@ class Net(nn.Sequential):
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Is there once foreign code has run."""
+    """A file that exists after foreign code has run."""
     return tmp_path / "trace"
 
 
 @pytest.fixture
 def module(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module on the path that leaves a trace when it is imported."""
+    """Write a module on the path that creates the trace file when it is imported."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     file = tmp_path / "code" / "nets_of_mine.py"
     file.parent.mkdir()
@@ -56,7 +56,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch, trace: Path) -> None:
 
 
 def model_of(folder: Path, encoder: str) -> Path:
-    """A model as it may come by mail."""
+    """Write a model folder that could come from another person."""
     card = {"client": "clinic", "encoder": encoder, "input": {"shape": [1, 16, 16], "channels": 1, "side": 16}}
     save_tensors(folder / "encoder.safetensors", {}, card)
     write_json(folder / "card.json", card)
@@ -72,7 +72,7 @@ def model_of(folder: Path, encoder: str) -> Path:
         ["neighbours", "model", "--images", "digits", "-o", "a.html"],
     ],
 )
-def test_a_card_from_elsewhere_runs_no_code(
+def test_a_card_from_another_machine_runs_no_code(
     command: list[str],
     encoder: str,
     module: Path,
@@ -91,7 +91,7 @@ def test_a_card_from_elsewhere_runs_no_code(
     assert len(said.strip().splitlines()) == 1
 
 
-def test_weights_are_exported_without_importing_their_class(
+def test_weights_are_exported_without_importing_the_class(
     module: Path, trace: Path, tmp_path: Path, call: Call
 ) -> None:
     model = model_of(tmp_path / "model", "nets_of_mine:Net(width=3)")
@@ -109,23 +109,21 @@ def test_weights_are_exported_without_importing_their_class(
         ('method = "hetero-ssfl"', 'method = "nets_of_mine:Net"'),
     ],
 )
-def test_a_run_from_elsewhere_runs_no_code(
+def test_a_run_from_another_machine_runs_no_code(
     old: str, new: str, run: Path, module: Path, trace: Path, tmp_path: Path, call: Call
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
     assert old in config.read_text()
     config.write_text(config.read_text().replace(old, new.format(trace=trace)))
-    assert "its encoders cannot be asked here" in render([tmp_path / "run"], read_rad_features)
+    assert "The encoders of run cannot be loaded here" in render([tmp_path / "run"], read_rad_features)
     code, _, said = call("evaluate", tmp_path / "run")
     assert code == 2
     assert "If you trust it, set HETERO_SSFL_TRUST=" in said
     assert not trace.exists()
 
 
-def test_a_run_that_names_a_nodes_settings_runs_no_code_of_theirs(
-    run: Path, trace: Path, tmp_path: Path, call: Call
-) -> None:
+def test_a_run_runs_no_code_from_node_settings(run: Path, trace: Path, tmp_path: Path, call: Call) -> None:
     shutil.copytree(run, tmp_path / "run")
     node = tmp_path / "run" / "node.toml"
     node.write_text(f"name = 'a'\nencoder = \"subprocess:getoutput(cmd='touch {trace}')\"\n[data]\nsource = 'digits'\n")
@@ -136,7 +134,7 @@ def test_a_run_that_names_a_nodes_settings_runs_no_code_of_theirs(
     assert not trace.exists()
 
 
-def test_who_trained_with_it_is_not_asked_but_it_must_be_the_same_code(
+def test_code_that_the_user_trained_with_is_trusted_until_it_changes(
     module: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = "nets_of_mine:Net(width=3)"
@@ -150,7 +148,7 @@ def test_who_trained_with_it_is_not_asked_but_it_must_be_the_same_code(
     start(load_config("smoke", settings), tmp_path / "run", lambda _: None)
     new_process(monkeypatch, trace)
     assert find_model(tmp_path / "run", "0").load()[0].out_channels == 3
-    assert "its encoders cannot be asked here" not in render([tmp_path / "run"], read_rad_features)
+    assert "The encoders of run cannot be loaded here" not in render([tmp_path / "run"], read_rad_features)
     assert not is_trusted("nets_of_mine:Net(width=4)")
     new_process(monkeypatch, trace)
     elsewhere = tmp_path / "unpacked"
@@ -161,7 +159,7 @@ def test_who_trained_with_it_is_not_asked_but_it_must_be_the_same_code(
     assert not trace.exists()
 
 
-def test_a_home_that_cannot_be_written_costs_the_record_only(
+def test_without_a_writable_home_trust_lasts_only_for_the_process(
     module: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "state").write_text("a file where the folder should be")
@@ -171,7 +169,7 @@ def test_a_home_that_cannot_be_written_costs_the_record_only(
     assert not is_trusted("nets_of_mine:Net")
 
 
-def test_the_user_may_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_can_trust_modules_explicitly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HETERO_SSFL_TRUST", "lab.nets,other")
     check_trusted("lab.nets:Net(width=3)", "encoder")
     with pytest.raises(ConfigError, match="HETERO_SSFL_TRUST=lab in the environment"):
@@ -189,5 +187,5 @@ def test_the_user_may_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
         ("timm:hf-hub:somebody/something", False),
     ],
 )
-def test_model_zoos_are_built_unless_a_file_or_an_address_is_named(spec: str, trusted: bool) -> None:
+def test_model_zoos_are_trusted_unless_a_file_or_address_is_named(spec: str, trusted: bool) -> None:
     assert is_trusted(spec) == trusted

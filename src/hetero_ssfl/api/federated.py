@@ -6,8 +6,8 @@
     run.table()
     run.encoder(0)
 
-It is the same server, client app and run folder as everywhere else. Objects are never pickled: worker processes are
-forked from this one (on Linux; elsewhere, and with a GPU, clients train one after another in this process).
+It uses the same server, client app and run folder as the command line. Objects are never pickled: on Linux, worker
+processes are forked from this one; elsewhere, and with a GPU, clients train one after another in this process.
 """
 
 import copy
@@ -50,26 +50,26 @@ from ..seeding import rng_for
 from .run import Run
 
 View = Callable[[Tensor, Generator], Tensor]
-"""One random view of each sample of a batch. Images come in [0, 1], anything else as it was given."""
+"""Returns one random view of each sample of a batch. Images are in [0, 1], other data are passed unchanged."""
 Kernel = Callable[[Tensor, Tensor], Tensor]
-"""K(p, q) between all rows of two matrices of representations; differentiable."""
+"""Returns K(p, q) for all rows p and q of two matrices of representations. Must be differentiable."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """A participant: its data and its encoder, both its own.
+    """A participant with its own data and its own encoder.
 
     Args:
-        data: a folder of images, a data-set id, parquet; an array or tensor (uint8: images, with channels first, last
-            or none; anything else goes to the network as it is); or a torch Dataset of x or (x, y)
-        encoder: an nn.Module, which is copied and starts from its own weights; a class or function that returns one; or
-            a name: `resnet18(width=32)`, `timm:NAME`, `package.module:callable`
-        name: how it is called in tables and folders; by default client-000, client-001, ...
-        labels: one for each sample, a number or a word. No self-supervised loss reads them: they serve to probe.
-        test: what to probe on: as `data`, or (data, labels). By default the source's own test split or, where there
-            are labels, a fixed fifth of the data. What anyone trains on is left out of it, with a warning.
-        projector: widths (hidden, output) of its projection head; by default those of the config's [ssl]
-        predictor: hidden width of its prediction head; by default that of [ssl]
+        data: a folder of images, a data-set id, or parquet; an array or tensor (uint8: images, with channels first,
+            last or none; other types are passed to the network unchanged); or a torch Dataset of x or (x, y)
+        encoder: an nn.Module, which is copied and keeps its weights as the starting point; a class or function that
+            returns one; or a name: `resnet18(width=32)`, `timm:NAME`, `package.module:callable`
+        name: its name in tables and folders; by default client-000, client-001, ...
+        labels: one per sample, a number or a string. They are used only for probes, not by self-supervised losses.
+        test: the data to probe on: as `data`, or (data, labels). By default the source's own test split or, if there
+            are labels, a fixed fifth of the data. Samples that any client trains on are removed, with a warning.
+        projector: widths (hidden, output) of its projection head; by default as in the config's [ssl]
+        predictor: hidden width of its prediction head; by default as in [ssl]
     """
 
     data: Data
@@ -99,23 +99,22 @@ def federate(
     """Train the clients together and return the finished run.
 
     Args:
-        clients: who takes part
-        rad: the unlabeled data that all share, of the same kinds as a client's data; or how many samples to take for
-            it, evenly, out of the clients' own: they are then shared, and no client trains its own loss on them
-        method: a name (`hetero-ssfl` unless the config says otherwise), `package.module:Class`, or a subclass of Method
+        clients: the participants
+        rad: the unlabeled data that all clients receive, of the same kinds as a client's data; or the number of samples
+            to take from the clients' own data, evenly: no client then trains its own loss on these samples
+        method: a name (by default the config's, `hetero-ssfl`), `package.module:Class`, or a subclass of Method
         rounds: as in a config
-        run_dir: where to keep the run; by default a new folder below `runs`. Called again with the same arguments,
-            federate goes on after the last finished round, or returns the finished run at once.
+        run_dir: the run folder; by default a new folder below `runs`. If federate is called again with the same
+            arguments, it continues after the last finished round, or returns the finished run at once.
         seed: as in a config
         views: your own random views instead of the built-in ones for images: (batch, generator) -> batch
         kernel: your own kernel between representations: (a, b) -> K
-        loss: a name (`byol` unless the config says otherwise), or your own local loss:
-            (learner, views) -> (loss, projections)
-        settings: as in a config: `{"alignment.mu": 4, "local_epochs": 2}`; `data.limit` counts the training
-            samples of each client
-        config: what the settings start from: a preset's name (without its `[data]`), a TOML file, or a Config; what it
-            says of sources, partition and models gives way to `clients` and `rad`
-        progress: show it; or a function that is called with each event
+        loss: a name (by default the config's, `byol`), or your own local loss: (learner, views) -> (loss, projections)
+        settings: settings to change, as in a config: `{"alignment.mu": 4, "local_epochs": 2}`; `data.limit` is the
+            number of training samples of each client
+        config: the config to start from: a preset's name (without its `[data]`), a TOML file, or a Config. `clients`
+            and `rad` replace its sources, partition and models.
+        progress: whether to show progress; or a function that is called with each event
     """
     given, names = Given(), _names(clients)
     _check_settings(settings or {})
@@ -153,9 +152,9 @@ def _names(clients: Sequence[Client]) -> list[str]:
     names = [client.name or client_name(k) for k, client in enumerate(clients)]
     for name in names:
         if not NAME.fullmatch(name):
-            raise ConfigError(f"a client is called '{name}', expected letters, digits, '-', '_' or '.'. Rename it.")
+            raise ConfigError(f"a client has the name '{name}', expected letters, digits, '-', '_' or '.'. Rename it.")
         if names.count(name) > 1:
-            raise ConfigError(f"two clients are called '{name}', expected names of their own. Rename one.")
+            raise ConfigError(f"two clients have the name '{name}', expected unique names. Rename one.")
     return names
 
 
@@ -167,24 +166,24 @@ TAKEN_FROM = {
     "clients.count": "the list of clients",
     "clients.models": "Client(data, encoder)",
 }
-"""Settings of the command line that arguments of `federate` stand for."""
+"""Settings that `federate` takes from its other arguments."""
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
     for key in _keys(settings):
         found = next((words for own, words in TAKEN_FROM.items() if f"{key}.".startswith(f"{own}.")), None)
         if found:
-            raise ConfigError(f"settings has '{key}', which federate takes from {found} instead. Leave it out.")
+            raise ConfigError(f"settings has '{key}', which federate takes from {found} instead. Remove it.")
 
 
 def _keys(settings: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Of sections too: {"rad": {"size": 9}} has rad.size."""
+    """Yield all keys, also of nested sections: {"rad": {"size": 9}} has rad.size."""
     for key, value in settings.items():
         yield from _keys(value, f"{above}{key}.") if isinstance(value, Mapping) else [f"{above}{key}"]
 
 
 def _encoder_name(encoder: Any, who: str, given: Given) -> str:
-    """How the config calls an encoder: an instance by its class and a digest of its weights."""
+    """Return the encoder's spec for the config. An instance is named by its class and a digest of its weights."""
     if isinstance(encoder, str):
         return encoder
     if not isinstance(encoder, nn.Module):
@@ -209,7 +208,7 @@ def _encoder_name(encoder: Any, who: str, given: Given) -> str:
 def _read(
     clients: Sequence[Client], names: Sequence[str], models: Sequence[ModelConfig], rad: Data, config: Config
 ) -> tuple[list[PreparedClient], Tensor]:
-    """Everybody's data, divided, and the RAD."""
+    """Read and split the data of all clients, and build the RAD."""
     taken = 0
     if isinstance(rad, Integral) and not isinstance(rad, bool):
         taken = _enough(int(rad))
@@ -226,8 +225,8 @@ def _read(
         apart = config.data.validation // len(clients) if own.labels is not None else 0
         if len(own) - give_away - apart < 2:
             raise ConfigError(
-                f"{name} has {len(own)} samples to train on; {give_away} for the RAD and {apart} for validation leave "
-                "less than 2. Give it more, or lower rad or data.validation."
+                f"{name} has {len(own)} training samples; {give_away} for the RAD and {apart} for validation leave "
+                "fewer than 2. Add samples, or lower rad or data.validation."
             )
         order = torch.randperm(len(own), generator=rng_for(config.seed, "split", name))
         validation, given, rest = (rows.sort().values for rows in order.tensor_split([apart, apart + give_away]))
@@ -240,8 +239,8 @@ def _read(
     ]
     if len({part.shape[1:] for part in shared}) > 1:
         raise ConfigError(
-            f"a RAD cannot be taken out of data of shapes {sorted({tuple(part.shape[1:]) for part in shared})}, "
-            "expected one. Set data.side and data.channels with settings=, or give a RAD."
+            f"a RAD cannot be taken from data of shapes {sorted({tuple(part.shape[1:]) for part in shared})}, "
+            "expected one shape. Set data.side and data.channels with settings=, or pass a RAD."
         )
     common = torch.cat(shared)
     return _tested_apart(prepared, common), common
@@ -255,12 +254,12 @@ def _check_rad_source(rad: Data, clients: Sequence[Client], names: Sequence[str]
         if any(isinstance(own, (str, Path)) and same_source(str(rad), str(own)) for own in sources):
             raise ConfigError(
                 f"rad = '{rad}' is {name}'s own data, expected another data set. "
-                "Say how many samples instead, such as rad=300: the RAD is then kept apart from every client."
+                "Pass a number of samples instead, such as rad=300: no client then trains on the RAD."
             )
 
 
 def _tested_apart(prepared: Sequence[PreparedClient], rad: Tensor) -> list[PreparedClient]:
-    """Without held-out samples that somebody trains on."""
+    """Remove held-out samples that any client trains on."""
     trained = {f"the training data of {m.name}": m.train.pixels for m in prepared} | {"the RAD": rad}
     tests = {f"test samples of {m.name}": m.test for m in prepared}
     validations = {f"validation samples of {m.name}": m.validation for m in prepared}
@@ -274,14 +273,14 @@ def _tested_apart(prepared: Sequence[PreparedClient], rad: Tensor) -> list[Prepa
 def _enough(rad_size: int) -> int:
     if rad_size < 4:
         raise ConfigError(
-            f"a RAD of {rad_size} samples says nothing, expected at least 4; some hundred do well. Give more with rad=."
+            f"a RAD of {rad_size} samples is too small, expected at least 4; a few hundred work well. Pass more."
         )
     return rad_size
 
 
 def _fill_in(config: Config, names: Sequence[str], models: Sequence[ModelConfig], rad_size: int) -> Config:
     weights = config.clients.weights
-    if isinstance(weights, tuple) and len(weights) == len(names):  # the roster is in the order of names
+    if isinstance(weights, tuple) and len(weights) == len(names):  # the roster is sorted by name
         weights = tuple(weights[k] for k in sorted(range(len(names)), key=names.__getitem__))
     changes = {
         "data.source": GIVEN,
@@ -292,5 +291,5 @@ def _fill_in(config: Config, names: Sequence[str], models: Sequence[ModelConfig]
     }
     final = with_settings(config, changes)
     if final.engine.kind == "simulation":
-        raise ConfigError("engine.kind = 'simulation' cannot reach objects of this process. Leave it out.")
+        raise ConfigError("engine.kind = 'simulation' cannot access objects of this process. Remove it.")
     return final

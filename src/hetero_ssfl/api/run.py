@@ -1,4 +1,4 @@
-"""A finished run in Python: what each client learned, its trained encoder, and a picture of it in a notebook."""
+"""A finished run in Python: the clients' results and trained encoders, with a summary for notebooks."""
 
 import base64
 import io
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run on this machine: what each client learned, and its trained encoder. In a notebook it shows itself."""
+    """A run on this machine: results and trained encoders of its clients. A notebook shows it as a table and plots."""
 
     def __init__(self, folder: RunFolder, site: Site | None = None, given: Given | None = None) -> None:
         self.folder, self._site, self._given = folder, site or open_site(folder), given or Given()
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """An earlier run. Encoders that were objects need another call of `federate`, which brings them again."""
+        """Open an earlier run. To get encoders that were passed as objects, call `federate` again instead."""
         return cls(RunFolder.open(Path(path)))
 
     @property
@@ -43,14 +43,14 @@ class Run:
 
     @property
     def clients(self) -> list[str]:
-        """Their names, in the order they were given; of participants elsewhere, in that of the alphabet."""
+        """The clients' names in the order they were passed; for participants on other machines, sorted."""
         try:
             return self._site.names(self.config)
         except (ConfigError, RunError):
             return sorted(self.folder.read_json("results.json")["clients"])
 
     def encoder(self, client: int | str) -> nn.Module:
-        """A client's trained encoder in evaluation mode; clients have a number, from 0, and a name."""
+        """Return a client's trained encoder in evaluation mode. `client` is a number, starting at 0, or a name."""
         with self._given.at_hand():
             everyone = list(participants(self.folder, self._site, self.config))
             found = [p for k, p in enumerate(everyone) if client in (k, p.name)]
@@ -62,7 +62,7 @@ class Run:
             return found[0].newest().encoder.eval()
 
     def table(self) -> "DataFrame":
-        """One row per client: its encoder, its last round, how alike the others it sees the RAD, and its accuracies."""
+        """Return one row per client: encoder, figures of its last round, mean CKA with the others, and accuracies."""
         from pandas import DataFrame
 
         results = self.folder.read_json("results.json")
@@ -82,18 +82,18 @@ class Run:
         return DataFrame.from_dict(rows, orient="index").rename_axis("client")
 
     def events(self) -> "DataFrame":
-        """One row per client and round, and one per round: losses, spread, bytes, seconds."""
+        """Return one row per client and round, and one per round: losses, spread, bytes, seconds."""
         from pandas import DataFrame
 
         return DataFrame([event.to_json() for event in self.folder.events()])
 
     def _trained(self) -> list[ClientTrained]:
-        """The clients' rounds whose replies were used."""
+        """Return the rounds of all clients whose replies were used."""
         return [e for e in self.folder.events() if isinstance(e, ClientTrained) and e.excluded is None]
 
     @property
     def mutual_cka(self) -> Tensor:
-        """How alike every two of `clients` see the RAD: 1 for the same up to rotation, 0 for unrelated."""
+        """CKA on the RAD between every two of `clients`: 1 for equal up to rotation and scale, 0 for unrelated."""
         return self._mutual[1]
 
     @cached_property
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def _alike(self) -> dict[str, float]:
-        """Each client's mean CKA with the others."""
+        """Mean CKA of each client with the others; empty if the encoders are not available."""
         try:
             names, matrix = self._mutual
         except (ConfigError, RunError):  # reopened, without the encoders
@@ -122,7 +122,7 @@ class Run:
         return f"<p><code>{escape(str(self.path))}</code></p>{table}{self._picture()}"
 
     def _picture(self) -> str:
-        """Losses over the rounds and mutual CKA, as an image within the page."""
+        """Return a plot of losses and mutual CKA as an inline image."""
         from ..report.plots import heat_map, subplots
 
         trained = [e for e in self._trained() if "loss_ssl" in e.figures]

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Heavy imports wait until a command needs them."""
+"""The commands of hetero-ssfl: parse, call, print. Heavy imports wait until a command needs them."""
 
 import signal
 import sys
@@ -14,6 +14,7 @@ from .data_commands import app as data_app
 from .deploy_commands import app as deploy_app
 from .report_command import report
 from .terminal import BadImage, Json, Quiet, Set, configs, err, out, print_json, say
+from .theory_command import theory
 from .use_commands import app as use_app
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
 
 
 def main() -> None:
-    """Entry point: what a user can fix is one sentence and exit code 2, never a traceback."""
+    """Entry point. An error that the user can fix is printed without a traceback, with exit code 2."""
     signal.signal(signal.SIGTERM, _interrupt)
-    sys.path.append(str(Path.cwd()))  # `my_module:MyEncoder` beside the config; last, so that it hides nothing
+    sys.path.append(str(Path.cwd()))  # finds `my_module:MyEncoder` beside the config; last, so that it hides nothing
     try:
         app()
     except HeteroSSFLError as error:
@@ -72,10 +73,12 @@ def common(
 def run(
     config: Annotated[
         str | None,
-        typer.Argument(metavar="PRESET|FILE.toml", help="`demo` if left out.", autocompletion=configs),
+        typer.Argument(
+            metavar="PRESET|FILE.toml", help="A preset or a config file; by default `demo`.", autocompletion=configs
+        ),
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where to keep it; by default a new folder, runs/NAME-METHOD-seedN.")
+        Path | None, typer.Option(help="The run folder; by default a new one, runs/NAME-METHOD-seedN.")
     ] = None,
     set_: Set = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue an interrupted run.")] = None,
@@ -83,7 +86,7 @@ def run(
         Literal["in-process", "simulation"] | None, typer.Option(help="Worker processes, or Flower's simulation (Ray).")
     ] = None,
     node: Annotated[
-        list[Path] | None, typer.Option(metavar="NODE.toml", help="A participant's own settings file; one for each.")
+        list[Path] | None, typer.Option(metavar="NODE.toml", help="Settings file of one participant; repeat for each.")
     ] = None,
     on_bad_image: BadImage = None,
     as_json: Json = False,
@@ -102,7 +105,7 @@ def run(
 
     if resume is not None:
         if config or set_ or run_dir or on_bad_image or engine or node:
-            raise ConfigError("--resume continues a run with its own settings. Name only its folder.")
+            raise ConfigError("--resume continues a run with its own config. Remove the other arguments.")
         from ..runs import RunFolder
 
         folder = RunFolder.open(resume)
@@ -111,8 +114,8 @@ def run(
     overrides = [*(set_ or []), *([f"data.on_bad_image={on_bad_image}"] if on_bad_image else [])]
     overrides += [f"engine.kind={engine}"] if engine else []
     overrides += [f"clients.count={len(node)}"] if node else []
-    settings = load_config(config or "demo", overrides)
-    _train(settings, run_dir, as_json, quiet, None, node or ())
+    loaded = load_config(config or "demo", overrides)
+    _train(loaded, run_dir, as_json, quiet, None, node or ())
 
 
 def _train(
@@ -126,7 +129,7 @@ def _train(
     from ..federation.engines.forkserver import open_fork_server
 
     if config.engine.kind == "in-process":
-        open_fork_server()  # it imports torch for the workers while this process does so for itself
+        open_fork_server()  # imports torch for the workers while this process imports it for itself
     from ..federation import new_folder, resume, start
     from ..progress import RunView
     from ..report.tables import Result, results_table
@@ -145,7 +148,7 @@ def _train(
     if result.results["mean"]:
         out.print(results_table(result))
     else:
-        out.print("No labels: nothing to probe.")
+        out.print("The data has no labels, so the encoders were not probed.")
     if result.facts["skipped_images"]:
         out.print(f"{result.facts['skipped_images']} bad images were skipped")
     say(f"run folder: {escape(str(folder.path))}")
@@ -167,7 +170,7 @@ def status(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, on the machine of the server.")],
     as_json: Json = False,
 ) -> None:
-    """Say what a run is doing, and how each participant fares.
+    """Show the status of a run and of each participant.
 
     Examples:
       hetero-ssfl status runs/a
@@ -192,12 +195,12 @@ app.command()(demo)
 @app.command()
 def evaluate(
     run_folder: Run,
-    split: Annotated[Literal["validation", "test"], typer.Option(help="Which images.")] = "validation",
+    split: Annotated[Literal["validation", "test"], typer.Option(help="The images to test on.")] = "validation",
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Probe a run's encoders again, with other settings if wanted.
+    """Probe the encoders of a finished run again, optionally with other evaluation settings.
 
     Examples:
       hetero-ssfl evaluate runs/a
@@ -212,10 +215,10 @@ def evaluate(
     from ..runs import RunFolder
 
     folder = RunFolder.open(run_folder)
-    folder.read_json("results.json")  # only a finished run: probing in between would be tuning on what comes out
+    folder.read_json("results.json")  # requires a finished run: probing earlier would invite tuning on the result
     for override in set_ or []:
         if not override.startswith("evaluation."):
-            raise ConfigError(f"'{override}' is not about evaluation: only evaluation.* can change for a finished run.")
+            raise ConfigError(f"'{override}' cannot be set here: only evaluation.* can change for a finished run.")
     config = parse_config(folder.config.to_toml(), set_ or [])
     clients = reevaluate(folder, config, split)
     scores = dict(track(clients, "probing", config.clients.count, console=err, transient=True, disable=quiet))
@@ -228,13 +231,13 @@ def evaluate(
         out.print(f"mean ± sd over clients, {key}: {spread([s[key] for s in scores.values()])}")
 
 
-for command in (compare, report, paper, sweep):
+for command in (compare, report, paper, sweep, theory):
     app.command()(command)
 
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Say what is installed, which devices there are, what is missing and how to get it.
+    """Check what is installed, which devices are available, what is missing and how to get it.
 
     Examples:
       hetero-ssfl doctor

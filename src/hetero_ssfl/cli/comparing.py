@@ -12,13 +12,13 @@ from .terminal import Json, Quiet, Set, configs, err, out, print_json
 
 
 def demo(
-    run_dir: Annotated[Path | None, typer.Option(help="Where to keep it; by default demo-run/seedN.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of all random choices.")] = 0,
+    run_dir: Annotated[Path | None, typer.Option(help="The folder of the runs; by default demo-run/seedN.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The random seed.")] = 0,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Let five unlike encoders learn embedded digits, alone and together; about 3 minutes on 2 cores.
+    """Train five different encoders on embedded digits, alone and together; takes about 3 minutes on 2 cores.
 
     Examples:
       hetero-ssfl demo
@@ -29,7 +29,7 @@ def demo(
     try:
         done = run_demo(run_dir or Path("demo-run", f"seed{seed}"), err, [*(set_ or []), f"seed={seed}"], quiet)
     except KeyboardInterrupt:
-        err.print("Interrupted. The same command goes on where it stopped.")
+        err.print("Interrupted. Run the same command again to continue.")
         sys.exit(130)
     if as_json:
         print_json({"rows": done.rows(), "picture": str(done.picture)})
@@ -38,17 +38,21 @@ def demo(
     out.print(f"picture: {escape(str(done.picture))}", highlight=False, soft_wrap=True)
     arms = " ".join(shlex.quote(str(result.folder.path)) for result in done.results.values())
     out.print(
-        f"all of it on one page: hetero-ssfl report {escape(arms)} -o report.html", highlight=False, soft_wrap=True
+        f"write a report of these runs with: hetero-ssfl report {escape(arms)} -o report.html",
+        highlight=False,
+        soft_wrap=True,
     )
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Finished run folders; equal settings count as seeds of one run.")],
-    metric: Annotated[str, typer.Option(help="Which accuracy.")] = "linear_all",
-    plot: Annotated[Path | None, typer.Option(help="Also draw the comparison into this file.")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(help="Finished run folders; runs that differ only in seed are grouped.")
+    ],
+    metric: Annotated[str, typer.Option(help="The accuracy to compare.")] = "linear_all",
+    plot: Annotated[Path | None, typer.Option(help="Also plot the comparison to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Set runs side by side: mean and spread over seeds and clients, and the difference to the first.
+    """Compare runs: mean and spread over seeds and clients, and the difference to the first run.
 
     Examples:
       hetero-ssfl compare runs/a runs/b
@@ -78,62 +82,76 @@ def compare(
 
 
 def paper(
-    table: Annotated[Literal["table1", "table2", "table3", "table4"], typer.Argument(help="Which table.")],
-    scale: Annotated[Literal["full", "laptop", "smoke"], typer.Option(help="How large.")] = "laptop",
+    table: Annotated[Literal["table1", "table2", "table3", "table4"], typer.Argument(help="The table of the paper.")],
+    scale: Annotated[Literal["full", "laptop", "smoke"], typer.Option(help="The size of the experiments.")] = "laptop",
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions, seeds 0 to N-1.")] = 1,
-    only: Annotated[str | None, typer.Option(help="A cell (CIFAR-10/FedEMA), a row or a column.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only this cell (CIFAR-10/FedEMA), row or column.")] = None,
     metric: Annotated[
-        str, typer.Option(help="linear_all, linear_own (classes the client holds), knn_all, finetune_1%, ...")
+        str, typer.Option(help="linear_all, linear_own (only the client's own classes), knn_all, finetune_1%, ...")
     ] = "linear_all",
     root: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/paper"),
+    set_: Set = None,
+    device: Annotated[str | None, typer.Option(help="Where to train, such as cuda:0; by default cpu.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; each uses engine.workers processes.")] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Build everything, train nothing, print the cost.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run (or resume) what is missing of one of the paper's tables and print it beside the paper's figures.
+    """Run or resume the missing cells of one of the paper's tables, and print it beside the paper's figures.
 
     Examples:
       hetero-ssfl paper table1 --scale smoke
       hetero-ssfl paper table4 --seeds 3
       hetero-ssfl paper table1 --scale full --dry-run
+      hetero-ssfl paper table1 --scale full --device cuda:0 --jobs 2
+
+    The exit code is 1 if a cell lost a reply or a client to a fault. Such cells are marked in the table.
     """
     from ..paper import cells_of, paper_table, run_cells, score
 
     cells = cells_of(table, only)
+    overrides = [*([f"engine.device={device}"] if device else []), *(set_ or [])]
     if dry_run:
         from ..costs import cost_table, costs_of
 
-        costs = [costs_of(cell.name, cell.config(scale, 0)) for cell in cells]
+        costs = [costs_of(cell.name, cell.config(scale, 0, overrides)) for cell in cells]
         if as_json:
             print_json({"table": table, "scale": scale, "costs": costs})
         else:
             out.print(cost_table(costs))
         return
     try:
-        run_cells(cells, scale, seeds, root, err, quiet)
+        run_cells(cells, scale, seeds, root, err, quiet, overrides, jobs)
     except KeyboardInterrupt:
-        err.print("Interrupted. Finished cells are kept; the same command goes on.")
+        err.print("Interrupted. Finished cells are kept. Run the same command again to continue.")
         sys.exit(130)
     scores = [score(cell, scale, seeds, root, metric) for cell in cells]
     if as_json:
         print_json({"table": table, "scale": scale, "cells": scores})
     else:
         out.print(paper_table(table, scores, scale))
+    for entry in scores:
+        for text in entry["lost"]:
+            err.print(f"[yellow]lost[/] in {escape(entry['cell'])}: {escape(text)}", highlight=False, soft_wrap=True)
+    if any(entry["lost"] for entry in scores):
+        sys.exit(1)
 
 
 def sweep(
-    config: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="What to vary.", autocompletion=configs)],
+    config: Annotated[
+        str, typer.Argument(metavar="PRESET|FILE.toml", help="A preset or a config file.", autocompletion=configs)
+    ],
     over: Annotated[list[str], typer.Option(metavar="KEY=A,B,...", help="Values of one setting; repeat for a grid.")],
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions, seeds 0 to N-1.")] = 1,
     root: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/sweep"),
     set_: Set = None,
-    metric: Annotated[str, typer.Option(help="What to draw.")] = "linear_all",
+    metric: Annotated[str, typer.Option(help="The accuracy to plot.")] = "linear_all",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run (or resume) one config over a grid of settings, with a table and a plot.
+    """Run or resume one config over a grid of settings, and write a table and a plot.
 
     Examples:
       hetero-ssfl sweep smoke --over alignment.mu=0,1,4
@@ -145,7 +163,7 @@ def sweep(
     try:
         rows = run_sweep(config, axes, set_ or [], seeds, root, err, quiet)
     except KeyboardInterrupt:
-        err.print("Interrupted. Finished runs are kept; the same command goes on.")
+        err.print("Interrupted. Finished runs are kept. Run the same command again to continue.")
         sys.exit(130)
     picture = root / "sweep.png"
     draw_sweep(axes, rows, metric, picture)

@@ -8,12 +8,12 @@ from rich.markup import escape
 
 from .terminal import BadImage, Json, Set, configs, out, print_json, say
 
-app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
+app = typer.Typer(help="Inspect data before training on it.", no_args_is_help=True)
 
 
 @app.callback()
 def data() -> None:
-    """Look at data before training on it."""
+    """Inspect data before training on it."""
 
 
 @app.command()
@@ -23,7 +23,7 @@ def describe(
         typer.Argument(help="A preset, a config file, or a data source (name, path, hub id).", autocompletion=configs),
     ] = "demo",
     set_: Set = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw who holds what into this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot the classes of each client to this file.")] = None,
     on_bad_image: BadImage = None,
     as_json: Json = False,
 ) -> None:

@@ -10,27 +10,29 @@ from rich.markup import escape
 
 from .terminal import Json, Quiet, err, print_json, say
 
-app = typer.Typer(help="Take a federation to several machines, or rehearse that on this one.", no_args_is_help=True)
+app = typer.Typer(
+    help="Deploy a federation on several machines, or rehearse the deployment on this one.", no_args_is_help=True
+)
 
 Folder = Annotated[Path, typer.Argument(help="The folder of the deployment.", show_default=False)]
-Days = Annotated[int, typer.Option(min=1, max=7300, help="How long the server's certificate is valid.")]
+Days = Annotated[int, typer.Option(min=1, max=7300, help="Days that the server's certificate is valid.")]
 
 
 @app.command()
 def init(
     folder: Folder,
-    nodes: Annotated[int, typer.Option(min=1, max=999, help="How many participants.")] = 3,
+    nodes: Annotated[int, typer.Option(min=1, max=999, help="The number of participants.")] = 3,
     host: Annotated[str, typer.Option(help="The server's name or address, as the nodes see it.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The one port of the server.")] = 9092,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port of the server; no other is opened.")] = 9092,
     days: Days = 825,
     demo: Annotated[
-        bool, typer.Option("--demo", help="Small, on embedded digits: to try `deploy local` at once.")
+        bool, typer.Option("--demo", help="A small config on embedded digits, to try `deploy local` at once.")
     ] = False,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS and no keys: for tests in a closed network.")
+        bool, typer.Option("--insecure", help="No TLS and no keys; only for tests in a closed network.")
     ] = False,
 ) -> None:
-    """Write all that the server and each participant need: keys, certificates, settings, scripts, instructions.
+    """Write the files of the server and of each participant: keys, certificates, settings, scripts, instructions.
 
     Examples:
       hetero-ssfl deploy init fl --nodes 5 --host fl.example.org
@@ -43,15 +45,15 @@ def init(
     initialise(Deployment(folder.absolute(), names, host, port, not insecure), days, demo)
     if insecure:
         err.print(
-            "[yellow]warning:[/] without TLS and keys anybody who reaches the port takes part and reads along.",
+            "[yellow]warning:[/] without TLS and keys, anyone who can reach the port can take part and read messages.",
             soft_wrap=True,
         )
-    say(f"{escape(str(folder))}/README.md says who does what on which machine.")
+    say(f"{escape(str(folder))}/README.md explains what to do on each machine.")
 
 
 @app.command()
 def renew(folder: Folder, days: Days = 825) -> None:
-    """Give the server a new certificate, signed by ca/ca.key; nodes need nothing new.
+    """Create a new server certificate, signed by ca/ca.key. Nodes need no changes.
 
     Example:
       hetero-ssfl deploy renew fl --days 365
@@ -60,20 +62,22 @@ def renew(folder: Folder, days: Days = 825) -> None:
     from ..deploy.writing import renew_certificate
 
     until = renew_certificate(Deployment.load(folder), days)
-    say(f"valid until {until}. Carry server/server.crt and server/server.key to the server and restart it there.")
+    say(f"valid until {until}. Copy server/server.crt and server/server.key to the server's machine and restart it.")
 
 
 @app.command()
 def local(
     folder: Folder,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Another port for the SuperLink.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier rehearsal instead of going on.")] = False,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Use another port for the SuperLink.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Discard an earlier rehearsal instead of continuing it.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Rehearse the deployment on this machine: all its programs, with its keys, until the run is finished.
+    """Rehearse the deployment on this machine: run all its programs, with its keys, until the run is finished.
 
-    What ends too early is started again; Ctrl-C stops everything, and the same command goes on.
+    Programs that end too early are restarted. Ctrl-C stops everything; run the same command again to continue.
 
     Examples:
       hetero-ssfl deploy local fl
@@ -94,12 +98,12 @@ def local(
                 rehearsal.forget()
             rehearsal.run(RunWatch(rehearsal.run_dir, view))
     except KeyboardInterrupt:
-        err.print("Interrupted. Everything is stopped; finished rounds are kept. The same command goes on.")
+        err.print("Interrupted. All programs are stopped; finished rounds are kept. Run the same command to continue.")
         sys.exit(130)
     results = json.loads((rehearsal.run_dir / "results.json").read_text())
     if as_json:
         print_json({"run": str(rehearsal.run_dir), **results})
         return
     means = "  ".join(f"{key} {value:.1f}" for key, value in results.get("mean", {}).items())
-    say(f"finished: mean over nodes {means or 'not known, there are no labels'}")
-    say(f"run folder: {escape(str(rehearsal.run_dir))} (--fresh rehearses once more)")
+    say(f"finished: mean over nodes {means or 'unknown: the data has no labels'}")
+    say(f"run folder: {escape(str(rehearsal.run_dir))} (use --fresh to rehearse again)")

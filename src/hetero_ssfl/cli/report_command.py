@@ -10,13 +10,15 @@ from .terminal import say
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; differences are to the first.", show_default=False)],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders; the first is the baseline for differences.", show_default=False)
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     map_: Annotated[
-        Literal["pca", "tsne"], typer.Option("--map", help="How the shared images are laid out on a plane.")
+        Literal["pca", "tsne"], typer.Option("--map", help="How to project the RAD images to a plane.")
     ] = "pca",
 ) -> None:
-    """Write one HTML page about one or more runs: nothing else is needed to read it, not even a network.
+    """Write a report of one or more runs as a single HTML page that works offline.
 
     Examples:
       hetero-ssfl report runs/a

@@ -1,4 +1,4 @@
-"""What all commands have in common: where they print, and the options that several of them take."""
+"""Consoles and options that several commands use."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ out = Console(width=None if sys.stdout.isatty() else 140)
 err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 BadImage = Annotated[
     Literal["error", "skip"] | None, typer.Option("--on-bad-image", help="What to do with images that cannot be used.")
 ]
@@ -22,12 +22,12 @@ Set = Annotated[
 
 
 def say(text: str) -> None:
-    """One line, never wrapped or coloured: it may be read by a program. Escape what is not ours."""
+    """Print one line without wrapping or highlighting, so that programs can read it. Escape user text first."""
     out.print(text, highlight=False, soft_wrap=True)
 
 
 def configs(incomplete: str) -> list[str]:
-    """What a shell offers; where no preset begins so, it offers files by itself."""
+    """Return the presets that complete a word. If there are none, the shell offers files."""
     from ..config import preset_names
 
     return [name for name in preset_names() if name.startswith(incomplete)]

@@ -11,11 +11,13 @@ from .terminal import BadImage, Json, Quiet, print_json, say
 
 app = typer.Typer()
 
-Model = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder, or one model's (with card.json).")]
-Client = Annotated[str | None, typer.Option(help="Whose encoder: a number or a name.")]
+Model = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The folder of a finished run, or of one model (with card.json).")
+]
+Client = Annotated[str | None, typer.Option(help="The client whose encoder is used: a number or a name.")]
 Encoder = Annotated[
     str | None,
-    typer.Option(metavar="MODULE:CALLABLE", help="What builds the encoder, where its card cannot say so."),
+    typer.Option(metavar="MODULE:CALLABLE", help="Code that builds the encoder, if its card cannot name it."),
 ]
 
 
@@ -63,7 +65,8 @@ def embed(
 def export(
     run: Model,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER|FILE", help="A folder, or a file by the format's suffix.")
+        Path,
+        typer.Option("--output", "-o", metavar="FOLDER|FILE", help="A folder, or a file with the format's suffix."),
     ],
     to: Annotated[
         str, typer.Option(metavar="FORMAT", help="safetensors, torch-export (.pt2) or onnx.")
@@ -72,10 +75,10 @@ def export(
     encoder: Encoder = None,
     as_json: Json = False,
 ) -> None:
-    """Write a client's trained encoder for other programs, with a model card that says how to load it.
+    """Export a client's trained encoder for other programs, with a model card that explains how to load it.
 
-    Files for torch.export and ONNX take images with values from 0 to 1 (n, channels, side, side), any number at once,
-    and load without this package. Each is checked against the encoder before it is written.
+    Files for torch.export and ONNX take images with values from 0 to 1 (n, channels, side, side), for any n, and load
+    without this package. The exported model is compared with the encoder before it is written.
 
     Examples:
       hetero-ssfl export runs/a --client 2 --to onnx -o exported
@@ -97,24 +100,27 @@ def export(
 @app.command()
 def neighbours(
     run: Model,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="Where the page goes.")],
-    client: Annotated[str, typer.Option(help="Whose encoder: a number, a name, or `all`.")] = "all",
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page to write.")],
+    client: Annotated[str, typer.Option(help="The client whose encoder is used: a number, a name, or `all`.")] = "all",
     query: Annotated[
         list[str] | None,
         typer.Option(metavar="IMAGE|ROW", help="A file, a path below --images, or a number; repeat for more."),
     ] = None,
     images: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="What to search; by default the run's shared images (RAD).")
+        str | None,
+        typer.Option(metavar="SOURCE", help="The images to search; by default the run's shared images (RAD)."),
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, max=200, help="How many nearest images.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Without --query, four random images are asked for.")] = 0,
+    k: Annotated[int, typer.Option("-k", min=1, max=200, help="The number of nearest images to show.")] = 8,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the four random queries that are used without --query.")
+    ] = 0,
     encoder: Encoder = None,
     on_bad_image: BadImage = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write a page of the images that encoders find most alike, to see what they learned.
+    """Write a page of the images that the encoders consider most similar, to see what they learned.
 
-    One row per client, so that one sees how their encoders differ. The page is a single file that needs no network.
+    The page has one row per client, to show how their encoders differ. It is a single file that works offline.
 
     Examples:
       hetero-ssfl neighbours runs/a -o neighbours.html

@@ -1,4 +1,4 @@
-"""A run's settings: what they are (schema.py) and how they are read (reading.py)."""
+"""The config of a run: its settings (schema.py) and how it is read (reading.py)."""
 
 from .reading import load_config, parse_config, preset_names, validate, with_settings
 from .schema import (

@@ -1,7 +1,7 @@
-"""From TOML, presets and overrides to validated settings, or to one sentence that says what is wrong.
+"""Read TOML, presets and overrides into a validated config, or raise a one-sentence error.
 
-Unknown keys are refused with the nearest known one, because a misspelt setting that is silently ignored costs a day of
-training.
+Unknown keys are refused, and the error names the nearest known key: a misspelt setting that is silently ignored can
+cost a day of training.
 """
 
 import difflib
@@ -26,14 +26,14 @@ def parse_config(text: str, overrides: Iterable[str] = (), origin: str = "the co
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin} is not valid TOML: {error}. Mend that line.") from None
+        raise ConfigError(f"{origin} is not valid TOML: {error}. Fix that line.") from None
     for override in overrides:
         _apply(values, override)
     return validate(values, Config)
 
 
 def load_config(preset_or_path: str, overrides: Iterable[str] = ()) -> Config:
-    """A preset by name, or a TOML file by path."""
+    """Load a preset by name, or a TOML file by path."""
     if preset_or_path in preset_names():
         text = resources.files(PRESETS).joinpath(f"{preset_or_path}.toml").read_text()
         return parse_config(text, overrides, f"preset {preset_or_path}")
@@ -52,7 +52,7 @@ def load_config(preset_or_path: str, overrides: Iterable[str] = ()) -> Config:
 
 
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
-    """A config with some values changed, by the keys that `--set` knows: {"alignment.mu": 4}."""
+    """Return a copy of the config with some settings changed, by the same keys as `--set`: {"alignment.mu": 4}."""
     values = config.model_dump(mode="json")
     for key, value in settings.items():
         _assign(values, key, value)
@@ -65,7 +65,7 @@ def preset_names() -> list[str]:
 
 
 def validate(values: dict[str, Any], kind: type[SectionT]) -> SectionT:
-    """Build settings from plain values; the first thing wrong becomes one ConfigError."""
+    """Build a section from plain values. Raise ConfigError for the first invalid value."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -79,7 +79,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     try:
         value = tomllib.loads(f"x = {text.strip()}")["x"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word, so that nobody has to quote twice in a shell
+        value = text.strip()  # a bare word, so that strings need no second pair of quotes in a shell
     _assign(values, key.strip(), value)
 
 
@@ -88,7 +88,9 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
     for parent in parents:
         values = values.setdefault(parent, {})
         if not isinstance(values, dict):
-            raise ConfigError(f"override '{key}={value}' goes below '{parent}', which is a value. Shorten the key.")
+            raise ConfigError(
+                f"override '{key}={value}' cannot be applied: '{parent}' is a value, not a section. Shorten the key."
+            )
     values[leaf] = value
 
 
@@ -96,7 +98,7 @@ def _explain(error: ValidationError, kind: type[Section]) -> str:
     # A union reports each member it tried; the deepest location is the one the user meant.
     problem = max(error.errors(), key=lambda e: (e["type"] == "extra_forbidden", len(e["loc"])))
     unknown = problem["type"] == "extra_forbidden"
-    # The key itself is the user's and stays, whatever it is called; above it, a union adds names of its members.
+    # Keep the last part, which is the user's key. In the parts above it, drop the names that a union adds.
     *above, last = problem["loc"] or [""]
     where = [p for p in above if isinstance(p, int) or (p.isidentifier() and p not in ("int", "float", "str"))]
     if unknown or isinstance(last, int) or (last.isidentifier() and last not in ("int", "float", "constrained")):
@@ -115,7 +117,7 @@ def _explain(error: ValidationError, kind: type[Section]) -> str:
 
 
 def _choices(known: Iterable[str], wrong: str) -> str:
-    """`nearest` if one is close, else all of them."""
+    """Return the nearest known name if one is close, else all known names."""
     known = list(known)
     near = difflib.get_close_matches(wrong, known, n=1)
     return f"'{near[0]}' (the nearest of {len(known)})" if near else "one of " + ", ".join(known)

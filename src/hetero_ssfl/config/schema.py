@@ -1,4 +1,4 @@
-"""One frozen, validated description of a run. Every choice the paper leaves open is a value here."""
+"""The frozen, validated config of a run. Every choice that the paper leaves open is a setting here."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -17,13 +17,13 @@ from pydantic import (
     model_validator,
 )
 
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 Layer = Literal["encoder", "projector", "predictor"]
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def named_code(*known: str) -> AfterValidator:
-    """One of the known names, or the user's own callable by name."""
+    """Accept one of the known names, or the name of the user's own callable."""
 
     def check(value: str) -> str:
         if value not in known and not re.fullmatch(r"[\w.]+:[\w.-]+", value):
@@ -44,11 +44,11 @@ class DataConfig(Section):
     side: PositiveInt | None = None
     """Resize (and centre-crop) every image to this many pixels; required for images of mixed sizes."""
     channels: Literal[1, 3] | None = None
-    """Grey or colour; by default what the first image has."""
+    """Grey (1) or colour (3); by default as in the first image."""
     limit: PositiveInt | None = None
     """Use only this many training images, balanced over the classes and chosen by the seed."""
     validation: NonNegativeInt = 200
-    """Training images kept apart for choosing settings: nobody trains on them. None where there are no labels."""
+    """Number of training images held out for choosing settings; no client trains on them. 0 without labels."""
     on_bad_image: Literal["error", "skip"] = "error"
     image_column: str | None = None
     label_column: str | None = None
@@ -57,9 +57,9 @@ class DataConfig(Section):
 class PartitionConfig(Section):
     kind: Literal["iid", "classes", "dirichlet", "shards"] = "classes"
     classes_per_client: PositiveInt | None = None
-    """For `classes`: by default all classes divided by the clients (at least 1)."""
+    """For `classes`: by default the number of classes divided by the number of clients (at least 1)."""
     alpha: PositiveFloat = 0.5
-    """For `dirichlet`: the smaller, the more unequal."""
+    """For `dirichlet`: smaller values make the clients more unequal."""
     shards_per_client: PositiveInt = 2
 
 
@@ -68,7 +68,7 @@ class RadConfig(Section):
 
     size: PositiveInt = 300
     source: str | None = None
-    """Another data set to take it from; by default training images kept apart from all clients."""
+    """Another data set to take the RAD from; by default, training images that no client has."""
     in_ssl: bool = False
     """Also train the local self-supervised loss on the RAD images."""
 
@@ -77,11 +77,11 @@ class ModelConfig(Section):
     encoder: str
     """A name with options, such as `resnet10(width=16)`, `timm:NAME` or `package.module:callable`."""
     projector: tuple[PositiveInt, PositiveInt] | None = None
-    """(hidden, output) widths; by default those of `[ssl]`."""
+    """(hidden, output) widths; by default as in `[ssl]`."""
     predictor: PositiveInt | None = None
-    """Hidden width; by default that of `[ssl]`."""
+    """Hidden width; by default as in `[ssl]`."""
     gpu_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Of the GPU's memory, for a client at work with this model; by default an equal part for each worker process."""
+    """Fraction of the GPU's memory for a client that trains this model; by default 1 / the number of workers."""
 
 
 def as_model(value: Any) -> Any:
@@ -91,37 +91,39 @@ def as_model(value: Any) -> Any:
 class ClientsConfig(Section):
     count: PositiveInt = 5
     per_round: PositiveInt | Annotated[float, Field(gt=0, le=1)] = 1.0
-    """How many take part in a round: a whole number counts them, a fraction is a share of all."""
+    """Clients that take part in each round: a number of clients, or a fraction of all clients."""
     models: tuple[Annotated[ModelConfig, BeforeValidator(as_model)], ...] = Field(
         default=(ModelConfig(encoder="resnet10(width=16)"),), min_length=1
     )
     """Client k uses entry k modulo the length of the list."""
     weights: Literal["uniform", "size"] | tuple[PositiveFloat, ...] = "uniform"
-    """w_j of the consensus: equal, by number of images, or given one by one."""
+    """Weights w_j of the consensus: equal, by number of images, or one value per client."""
 
     def selected_per_round(self, present: int | None = None) -> int:
-        """Of all clients, or of those present."""
+        """Return the number of clients per round, out of those `present` or, by default, of all clients."""
         of = self.count if present is None else present
         return min(self.per_round, of) if isinstance(self.per_round, int) else max(1, round(self.per_round * of))
 
 
 class SslConfig(Section):
     kind: Annotated[str, named_code("byol", "simsiam", "vicreg", "simclr", "barlow-twins")] = "byol"
-    """The local loss; or your own, as `package.module:callable`: (learner, views) -> (loss, projections)."""
+    """The local loss. Or your own, as `package.module:callable`: (learner, views) -> (loss, projections)."""
     projector: tuple[PositiveInt, PositiveInt] = (256, 128)
     predictor: PositiveInt = 256
     normalize: bool = True
-    """BYOL's own loss, squared error of unit vectors; false for the paper's squared error of raw outputs."""
-    ema: Share = 0.99
-    """The share of the old target network kept at each step (BYOL)."""
-    ema_end: Share | None = None
-    """What `ema` becomes by the end of the run, along a cosine; by default it stays (BYOL's authors: 1)."""
+    """true: BYOL's original loss, squared error of unit vectors; false: the paper's squared error of raw outputs."""
+    symmetric: bool = True
+    """BYOL, SimSiam: sum the loss over both orders of two views; false: predict the second from the first only."""
+    ema: Fraction = 0.99
+    """BYOL: the fraction of the old target network that is kept at each step."""
+    ema_end: Fraction | None = None
+    """BYOL: the value of `ema` at the end of the run, reached along a cosine (BYOL paper: 1). By default constant."""
     temperature: PositiveFloat = 0.5
-    """Of SimCLR's softmax."""
+    """SimCLR: the temperature of the softmax."""
     invariance: NonNegativeFloat = 25.0
     """VICReg: the weight of the distance between views."""
     variance: NonNegativeFloat = 25.0
-    """VICReg: the weight of a standard deviation below 1 in any dimension."""
+    """VICReg: the weight of the penalty for standard deviations below 1."""
     covariance: NonNegativeFloat = 1.0
     """VICReg: the weight of covariances between dimensions."""
     redundancy: NonNegativeFloat = 0.005
@@ -130,91 +132,92 @@ class SslConfig(Section):
 
 class OptimConfig(Section):
     kind: Annotated[str, named_code("sgd", "adamw", "lars")] = "sgd"
-    """Or your own, as `package.module:callable`: (parameters, lr) -> torch.optim.Optimizer."""
+    """The optimiser. Or your own, as `package.module:callable`: (parameters, lr) -> torch.optim.Optimizer."""
     lr: PositiveFloat = 0.032
-    momentum: Share = 0.9
-    """Of SGD and LARS."""
+    momentum: Fraction = 0.9
+    """Momentum of SGD and LARS."""
     weight_decay: NonNegativeFloat = 5e-4
     batch: Annotated[int, Field(ge=2)] = 128
     schedule: Literal["cosine", "constant"] = "cosine"
-    """Cosine decay runs once over the whole run, not once per round."""
+    """The cosine decay covers the whole run, not each round."""
     warmup: NonNegativeFloat = 0.0
     """Rounds over which the learning rate rises linearly from 0 (0.5 is half a round)."""
     clip_norm: PositiveFloat | None = None
 
 
 class ViewsConfig(Section):
-    """How random views of an image differ. A probability or range of 0 turns a change off."""
+    """The random views of an image. A probability or range of 0 disables a transformation."""
 
     count: Annotated[int, Field(ge=2, le=16)] = 2
-    """Views of each image in a step. The loss is a mean over all pairs of them."""
+    """Views of each image in a step. The loss is the mean over all pairs of views."""
 
     crop: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = (0.2, 1.0)
-    """Least and greatest share of the area that a random resized crop keeps."""
-    flip: Share = 0.5
+    """Smallest and largest fraction of the area that a random resized crop keeps."""
+    flip: Fraction = 0.5
     rotate: NonNegativeFloat = 0.0
     """Degrees to either side."""
-    translate: Share = 0.0
-    """Share of the side, in either direction."""
+    translate: Fraction = 0.0
+    """Largest shift in either direction, as a fraction of the side."""
     shear: NonNegativeFloat = 0.0
     """Degrees to either side."""
-    jitter: Share = 0.8
-    brightness: Share = 0.8
-    contrast: Share = 0.8
-    saturation: Share = 0.8
+    jitter: Fraction = 0.8
+    brightness: Fraction = 0.8
+    contrast: Fraction = 0.8
+    saturation: Fraction = 0.8
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.2
-    grayscale: Share = 0.2
-    blur: Share = 0.0
-    solarize: Share = 0.0
+    grayscale: Fraction = 0.2
+    blur: Fraction = 0.0
+    solarize: Fraction = 0.0
     function: Annotated[str, named_code()] | None = None
     """Your own views instead, as `package.module:callable`: (batch, generator) -> batch."""
 
 
 class AlignmentConfig(Section):
-    """The term mu * distance(K_k, K_mean) and every reading of it. See docs/alignment.md."""
+    """The term mu * distance(K_k, K_mean) and its variants. See docs/alignment.md."""
 
     mu: NonNegativeFloat = 4.0
     ramp_rounds: NonNegativeInt = 0
     """Rounds over which mu grows linearly from 0 to its value; 0 for a constant mu."""
     layer: Layer = "encoder"
-    """Whose output is the representation: the paper says the predictor's."""
+    """The network whose output is the representation. The paper uses the predictor."""
     distance: Literal["cka", "literal-cka", "relational-kl"] = "cka"
-    """1 - CKA; CKA itself, as the paper's formula prints it (and so pushes clients apart); or softmax similarities."""
+    """`cka`: 1 - CKA. `literal-cka`: CKA itself, as printed in the paper's formula, which pushes clients apart.
+    `relational-kl`: the KL divergence between softmax similarities."""
     when: Literal["step", "epoch"] = "step"
     """Add the term at every step, or once per local epoch as in Algorithm 1."""
     every: PositiveInt = 1
-    """Steps from one term to the next, each then weighted that much more: the term costs as much as a view."""
+    """Add the term only at every n-th step, with n times the weight. The term costs as much as a view."""
     estimator: Literal["biased", "debiased"] = "biased"
-    """Of CKA; the debiased one is near 0 for unrelated features, whatever their width."""
+    """Estimator of CKA. The debiased one is near 0 for unrelated features of any width."""
     kernel: Annotated[str, named_code("linear", "rbf", "polynomial")] = "linear"
-    """Or your own, as `package.module:callable`: (a, b) -> K between all rows of a and b."""
+    """The kernel. Or your own, as `package.module:callable`: (a, b) -> K between all rows of a and b."""
     bandwidth: PositiveFloat = 1.0
-    """RBF: in units of the root mean squared distance between rows."""
+    """RBF: the bandwidth, in units of the root mean squared distance between rows."""
     degree: PositiveInt = 2
     """Polynomial: (a.b / mean squared norm + 1) ** degree."""
     temperature: PositiveFloat = 0.1
-    """Of the softmax over similarities (`relational-kl`)."""
+    """`relational-kl`: the temperature of the softmax over similarities."""
     center: bool = True
     normalize: bool = True
     """Scale each client's kernel to Frobenius norm 1 before averaging."""
     row_normalize: bool = True
     """Scale each image's representation to length 1 first, so that no image dominates."""
     power: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Singular values of a client's representations to this power: below 1 raises the effective rank."""
+    """Raise the singular values of a client's representations to this power. Below 1, the effective rank increases."""
     rad_batch: NonNegativeInt = 128
-    """RAD images per step; 0 is the whole RAD."""
+    """RAD images per step; 0 for the whole RAD."""
     memory: NonNegativeInt = 0
-    """Recent RAD representations, kept without gradient, that join each step's comparison."""
+    """Number of recent RAD representations, kept without gradient, that are added to each step's comparison."""
     augment_rad: bool = True
-    """Show the client views of the RAD images; the consensus always comes from clean ones."""
+    """Train on random views of the RAD images. The consensus is always computed from the original images."""
     leave_one_out: bool = False
-    """Leave the client's own kernel out of the mean it is aligned with."""
+    """Exclude the client's own kernel from the mean that it is aligned with."""
     form: Literal["factor", "sketch"] = "factor"
-    """What a client sends: a factor of its kernel, as wide as its representation; or a sketch of one shape for all
-    clients, of which the server needs only the sum."""
+    """What a client sends: a factor of its kernel, as wide as its representation; or a sketch, which has the same shape
+    for all clients and of which the server needs only the sum."""
     rank: PositiveInt = 512
-    """Columns of the consensus factor that travel; beyond it the smallest directions are cut. A sketch has exactly this
-    many columns, or one per RAD image if those are fewer, and with that many it loses nothing."""
+    """Columns of the consensus factor that are sent; the smallest directions beyond it are cut off. A sketch has this
+    many columns, or one per RAD image if there are fewer, in which case it is lossless."""
     wire: Literal["float32", "float16"] = "float32"
 
     @model_validator(mode="after")
@@ -228,38 +231,39 @@ class AlignmentConfig(Section):
 
 
 class AveragingConfig(Section):
-    """What FedU and FedEMA add to averaging. Both compare online encoders, projectors included."""
+    """Settings of FedU and FedEMA. The defaults follow their published code."""
 
     threshold: PositiveFloat = 0.4
-    """FedU: a client whose encoder diverges less takes the global predictor (0.4 CIFAR-10, 0.6 CIFAR-100)."""
-    tau: Share = 0.7
-    """FedEMA: the share of its own networks a client keeps at the divergence of its first round."""
-    norm: Literal["euclidean", "layer-mean"] = "euclidean"
-    """Of the difference of all parameters, or averaged over layers as in FedU's and FedEMA's published code."""
-    divergence: Literal["global", "training"] = "global"
-    """Global against local encoder (the papers), or before against after the last training (published code)."""
+    """FedU: a client whose encoder diverges less than this takes the global predictor (0.4 CIFAR-10, 0.6 CIFAR-100)."""
+    tau: Fraction = 0.7
+    """FedEMA: the fraction of its own networks that a client keeps at the divergence of its first round."""
+    norm: Literal["layer-mean", "euclidean"] = "layer-mean"
+    """The mean over the encoder's convolutions, or the norm over all parameters of encoder and projector."""
+    divergence: Literal["training", "global"] = "training"
+    """Compare the encoder before and after the client's last training (published code), or the global with the local
+    encoder (text of the papers)."""
 
 
 class EvaluationConfig(Section):
     every: NonNegativeInt = 0
-    """Probe on the validation images every so many rounds (also before the first); 0 for never."""
+    """Rounds between two probes on the validation images (also before the first round); 0 for never."""
     probes: tuple[Literal["linear", "knn"], ...] = ("linear", "knn")
     labels_per_class: PositiveInt | None = None
-    """Labels the probe may use; by default those of all clients' training images."""
+    """Labels per class that the probe may use; by default the labels of all clients' training images."""
     epochs: PositiveInt = 100
     lr: PositiveFloat = 0.003
     batch: PositiveInt = 512
     standardize: bool = True
-    """Give each feature mean 0 and deviation 1 first, so that encoders of other scales compare fairly."""
+    """Standardize each feature to mean 0 and deviation 1, so that encoders of different scales compare fairly."""
     hidden: NonNegativeInt = 0
     """Width of a hidden layer in the probe; 0 for a linear one."""
     neighbours: PositiveInt = 20
     label_shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
-    """At the end also probe with these shares of the labels (0.01, 0.1), frozen and fine-tuned."""
+    """At the end, also probe with these fractions of the labels (0.01, 0.1), frozen and fine-tuned."""
     finetune_epochs: PositiveInt = 30
     finetune_lr: PositiveFloat = 1e-3
     untrained: bool = True
-    """At the end also probe the untrained encoders, as a floor."""
+    """At the end, also probe the untrained encoders, as a baseline."""
 
 
 class EngineConfig(Section):
@@ -268,29 +272,29 @@ class EngineConfig(Section):
     workers: NonNegativeInt = 0
     """Worker processes; 0 for one per core, or a single one on an accelerator."""
     threads: PositiveInt = 1
-    """Torch threads per worker. Other values change the last bits of the results."""
+    """Torch threads per worker. The number affects the last bits of the results."""
     device: str = "cpu"
     precision: Precision = "float32"
-    """Of training: float32, or mixed precision with torch's autocast (float16 with a gradient scaler)."""
+    """Precision of training: float32, or mixed precision with torch's autocast (float16 with a gradient scaler)."""
     cpus_per_client: PositiveFloat = 1.0
-    """Simulation Engine: cores that a client at work holds."""
+    """Simulation Engine: cores reserved for a client while it trains."""
     gpus_per_client: NonNegativeFloat = 0.0
-    """Simulation Engine: share of a GPU that a client at work holds."""
+    """Simulation Engine: fraction of a GPU reserved for a client while it trains."""
     memory_mb: PositiveInt = 4096
-    """Budget for clients (networks, images) kept in each worker's memory, on the accelerator if there is one. Idle
-    clients beyond it wait on disk; images that do not fit on the accelerator are copied batch by batch."""
+    """Budget for clients (networks, images) in each worker's memory, on the accelerator if there is one. Idle clients
+    beyond it are kept on disk; images that do not fit on the accelerator are copied batch by batch."""
     round_timeout: PositiveFloat = 3600.0 * 12
-    """Seconds after which a round goes on without the replies that are still missing."""
+    """Seconds after which a round continues without the missing replies."""
     min_replies: PositiveInt = 1
-    """Fewer good replies than this end the run (it can be resumed)."""
+    """The run ends if a round gets fewer usable replies than this. It can be resumed."""
     join_timeout: PositiveFloat = 120.0
-    """Seconds that a new node has to say its name, and that a resumed run waits for nodes it knew."""
+    """Seconds that a new node has to report its name, and that a resumed run waits for known nodes."""
     message_mb: PositiveInt = 1024
-    """Messages beyond this size are refused."""
+    """Largest size of a message; larger messages are refused."""
 
 
 class TrackingConfig(Section):
-    """Other programs that look on."""
+    """Output for other tools."""
 
     tensorboard: bool = False
     """Also write all figures to RUN/tensorboard (`pip install hetero-ssfl[tensorboard]`)."""
@@ -326,15 +330,16 @@ class Config(Section):
         if isinstance(clients.weights, tuple) and len(clients.weights) != clients.count:
             raise ValueError(
                 f"clients.weights has {len(clients.weights)} values, expected one for each of "
-                f"{clients.count} clients. Add or remove values, or say 'uniform'."
+                f"{clients.count} clients. Add or remove values, or use 'uniform'."
             )
         if self.views.crop[0] > self.views.crop[1]:
             raise ValueError(
-                f"views.crop = {list(self.views.crop)} runs backwards, expected least before greatest. Swap the two."
+                f"views.crop = {list(self.views.crop)} is in the wrong order, expected the smaller value first. "
+                "Swap the two."
             )
         if 0 < alignment.rad_batch < 4 or self.rad.size < 4:
             raise ValueError(
-                f"a kernel of {min(alignment.rad_batch or self.rad.size, self.rad.size)} RAD images says nothing, "
+                f"a kernel of {min(alignment.rad_batch or self.rad.size, self.rad.size)} RAD images is too small, "
                 "expected at least 4. Raise alignment.rad_batch and rad.size, or set alignment.rad_batch = 0 for all."
             )
         if self.engine.min_replies > clients.selected_per_round():
@@ -345,7 +350,7 @@ class Config(Section):
         return self
 
     def model_of(self, client: int) -> ModelConfig:
-        """The model of client number `client`, with the defaults of `[ssl]` filled in."""
+        """Return the model of client number `client`, with the defaults of `[ssl]` filled in."""
         model = self.clients.models[client % len(self.clients.models)]
         return ModelConfig(
             encoder=model.encoder,

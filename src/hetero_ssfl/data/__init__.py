@@ -1,4 +1,4 @@
-"""Images, who holds which, and the views that train on them."""
+"""Load images, divide them among clients, and make random views for training."""
 
 from .batches import take
 from .images import Images, digest, load_images

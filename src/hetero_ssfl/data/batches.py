@@ -1,13 +1,13 @@
-"""Rows of a data set on the device that trains, without waiting for that device."""
+"""Copy rows of a data set to the training device without blocking."""
 
 import torch
 from torch import Tensor
 
 
 def take(data: Tensor, rows: Tensor, device: torch.device) -> Tensor:
-    """Return data[rows] on `device`, wherever `data` is; `rows` are on the CPU.
+    """Return data[rows] on `device`. `data` may be on any device; `rows` are on the CPU.
 
-    A copy that blocks would wait for all work queued on an accelerator. A pinned one does not.
+    A blocking copy would wait for all work queued on an accelerator; a copy from pinned memory does not.
     """
     if data.device.type != "cpu":
         return data[rows.to(data.device, non_blocking=True)]

@@ -1,6 +1,6 @@
-"""The paper's partition as a flwr-datasets Partitioner, for people who load their data with that library.
+"""The paper's partition as a flwr-datasets Partitioner, for users who load their data with that library.
 
-Kept apart from partition.py because importing flwr-datasets takes longer than everything else a run does at its start.
+It is separate from partition.py because importing flwr-datasets takes longer than the rest of a run's startup.
 """
 
 import torch
@@ -12,7 +12,7 @@ from .partition import assign_classes, divide_by_class
 
 
 class DisjointClassPartitioner(Partitioner):  # type: ignore[misc]
-    """Few clients hold disjoint groups of classes; many clients sample classes and share their images."""
+    """Give few clients disjoint groups of classes; let many clients sample classes and divide their images."""
 
     def __init__(
         self, num_partitions: int, partition_by: str = "label", classes_per_partition: int | None = None, seed: int = 0
@@ -24,15 +24,15 @@ class DisjointClassPartitioner(Partitioner):  # type: ignore[misc]
             classes_per_partition,
             seed,
         )
-        self._shares: list[torch.Tensor] | None = None
+        self._rows: list[torch.Tensor] | None = None
 
     @property
     def num_partitions(self) -> int:
         return self._count
 
     def load_partition(self, partition_id: int) -> Dataset:
-        if self._shares is None:
+        if self._rows is None:
             labels = torch.tensor(self.dataset[self._column])
             holders = assign_classes(int(labels.max()) + 1, self._count, self._per_client, self._seed)
-            self._shares = divide_by_class(labels, holders, rng_for(self._seed, "partition"))
-        return self.dataset.select(self._shares[partition_id].tolist())
+            self._rows = divide_by_class(labels, holders, rng_for(self._seed, "partition"))
+        return self.dataset.select(self._rows[partition_id].tolist())

@@ -1,7 +1,7 @@
-"""Images in memory: decoded once, kept as uint8, memory-mapped from a checksummed cache.
+"""Load images as uint8 arrays from a checksummed, memory-mapped cache.
 
-Decoding (PNG, JPEG) happens the first time only; every worker process then maps the same file, so ten processes share
-one copy in memory.
+Images (PNG, JPEG) are decoded only once. Every worker process then maps the same file, so ten processes share one copy
+in memory.
 """
 
 import hashlib
@@ -22,25 +22,25 @@ from torch import Tensor
 
 from ..config import DataConfig
 from ..errors import DataError
-from .sources import Rows, Split, fixed_fifth, locate, open_rows
+from .sources import Rows, Subset, fixed_fifth, locate, open_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3  # raise when the cache's content changes for the same source
+FORMAT = 4  # increase it when the cached content changes for the same source
 
 
 @dataclass(frozen=True)
 class Images:
-    """Pixels (n, channels, side, side) as uint8, and labels if the source has them."""
+    """Pixels of shape (n, channels, side, side) as uint8, and labels if the source has them."""
 
     pixels: Tensor
     labels: Tensor | None
     classes: tuple[str, ...] = ()
     skipped: int = 0
-    """Images of the source that could not be read; a subset has its source's."""
+    """Number of unreadable images in the source; a subset keeps the number of its source."""
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -51,13 +51,13 @@ class Images:
 
 
 def digest(pixels: Tensor) -> str:
-    """SHA-256 of the pixels and their shape: the name under which a RAD is known."""
+    """Return the SHA-256 of the pixels and their shape, which identifies a RAD."""
     shape = ",".join(map(str, pixels.shape))
     return hashlib.sha256(shape.encode() + pixels.contiguous().numpy().tobytes()).hexdigest()
 
 
-def load_images(config: DataConfig, split: Split) -> Images:
-    """The whole split as `Images`, from the cache where possible."""
+def load_images(config: DataConfig, split: Subset) -> Images:
+    """Load a whole split, from the cache if possible."""
     if config.source == "digits":
         return _digits(config, split)
     source = locate(config.source)
@@ -73,8 +73,8 @@ def load_images(config: DataConfig, split: Split) -> Images:
     return images
 
 
-def _digits(config: DataConfig, split: Split) -> Images:
-    """scikit-learn's 1,797 handwritten digits; every fifth image of a fixed shuffle is for testing."""
+def _digits(config: DataConfig, split: Subset) -> Images:
+    """Load scikit-learn's 1,797 handwritten digits; every fifth image of a fixed shuffle is for testing."""
     shades, labels = _digits_file()
     pixels = torch.from_numpy(shades).float().div(16).unsqueeze(1)
     if config.side and config.side != 8:
@@ -88,7 +88,10 @@ def _digits(config: DataConfig, split: Split) -> Images:
 
 
 def _digits_file() -> tuple[np.ndarray, np.ndarray]:
-    """Shades 0 to 16 (n, 8, 8) and labels, read from scikit-learn's file: importing it takes as long as torch does."""
+    """Return grey values from 0 to 16 (n, 8, 8) and labels.
+
+    They are read from scikit-learn's data file, because importing scikit-learn takes as long as importing torch.
+    """
     found = find_spec("sklearn")
     folders = found.submodule_search_locations if found else None
     path = Path(next(iter(folders or [])), "datasets", "data", "digits.csv.gz")
@@ -106,8 +109,8 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("HETERO_SSFL_CACHE", default)).expanduser()
 
 
-def _cache_key(config: DataConfig, source: Path | str, split: Split) -> str:
-    """Names the decoded content: where it came from, as it was then, and how it was decoded."""
+def _cache_key(config: DataConfig, source: Path | str, split: Subset) -> str:
+    """Identify the decoded content by its source, the state of the source's files, and the decoding settings."""
     files: list[Any] = []
     if isinstance(source, Path):
         source = source.resolve()
@@ -119,7 +122,7 @@ def _cache_key(config: DataConfig, source: Path | str, split: Split) -> str:
 
 
 def _read_cache(entry: Path) -> Images | None:
-    """The cached images, or None when there are none or they no longer match their checksum."""
+    """Return the cached images, or None if there are none or they do not match their checksum."""
     try:
         card = json.loads(entry.with_suffix(".json").read_text())
         pixels = np.load(entry.with_suffix(".npy"), mmap_mode="c", allow_pickle=False)
@@ -157,12 +160,12 @@ def _fill_cache(entry: Path, config: DataConfig, rows: Rows, what: str) -> None:
     except OSError as error:
         raise DataError(
             f"cannot write the image cache in '{entry.parent}': {error.strerror}. "
-            "Make room there or set HETERO_SSFL_CACHE to another folder."
+            "Free some space there, or set HETERO_SSFL_CACHE to another folder."
         ) from None
 
 
 def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list[int] | None, int]:
-    """All images as one uint8 array. A bad image is an error, or is counted and left out."""
+    """Decode all images into one uint8 array. A bad image raises an error, or is counted and skipped."""
     kept: list[np.ndarray] = []
     labels: list[int] = []
     bad: Counter[str] = Counter()
@@ -183,13 +186,13 @@ def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list
                 raise ValueError(f"is {picture.shape[2]}x{picture.shape[1]} pixels, not square (data.side crops all)")
             if kept and picture.shape != kept[0].shape:
                 found, expected = (f"{a.shape[2]}x{a.shape[1]}" for a in (picture, kept[0]))
-                raise ValueError(f"is {found} pixels where the first is {expected} (data.side resizes all)")
-        except (OSError, ValueError, SyntaxError) as error:  # PIL raises all three for broken files
+                raise ValueError(f"is {found} pixels, but the first is {expected} (data.side resizes all)")
+        except Exception as error:  # decoders raise more than their own error classes for broken files
             if config.on_bad_image == "error":
                 which = f"image {number}" + (f" ({Path(encoded).name})" if isinstance(encoded, str) else "")
                 raise DataError(
                     f"{which} of {what} {_reason(error)}. "
-                    "Repair or remove it, or set data.on_bad_image = 'skip' to leave such images out."
+                    "Repair or remove it, or set data.on_bad_image = 'skip' to skip such images."
                 ) from None
             bad[_reason(error)] += 1
             continue
@@ -209,7 +212,10 @@ def _reason(error: Exception) -> str:
 
 
 def decode_image(encoded: Any, side: int | None, channels: int | None) -> tuple[np.ndarray, int]:
-    """Bytes or a path as uint8 (channels, side, side), and the channels; ValueError and its kin where that fails."""
+    """Decode bytes or a path into uint8 (channels, side, side); also return the number of channels.
+
+    Raises ValueError with a reason that begins with "is", or whatever the decoder raises for a broken file.
+    """
     import io
 
     from PIL import Image
@@ -222,14 +228,32 @@ def decode_image(encoded: Any, side: int | None, channels: int | None) -> tuple[
 
 
 def fit_image(image: "Image", side: int | None, channels: int | None) -> tuple[np.ndarray, int]:
-    """A PIL image as uint8 (channels, side, side), cropped and resized where a side is asked for."""
+    """Convert a PIL image to uint8 (channels, side, side), turned upright, cropped and resized if `side` is given."""
     from PIL import ImageOps
     from PIL.Image import Resampling
 
+    picture = eight_bits(ImageOps.exif_transpose(image))
     if channels is None:
-        channels = 1 if image.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
-    picture = image.convert("L" if channels == 1 else "RGB")
+        channels = 1 if picture.mode in ("1", "L", "LA") else 3
+    picture = picture.convert("L" if channels == 1 else "RGB")
     if side and picture.size != (side, side):
         picture = ImageOps.fit(picture, (side, side), Resampling.BICUBIC)
     array = np.asarray(picture, dtype=np.uint8)
     return np.ascontiguousarray(array[None] if channels == 1 else array.transpose(2, 0, 1)), channels
+
+
+def eight_bits(image: "Image") -> "Image":
+    """Scale grey values of 16 bits, or floats from 0 to 1, to 8 bits; PIL alone would clip them at 255."""
+    from PIL.Image import fromarray
+
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image
+    values = np.asarray(image, dtype=np.float64)
+    lowest, highest = float(values.min()), float(values.max())
+    largest = 1.0 if image.mode == "F" else 65535.0
+    if not 0 <= lowest <= highest <= largest:  # false for nan, too
+        kind = "a float" if image.mode == "F" else "an integer"
+        raise ValueError(
+            f"is {kind} image with values from {lowest:g} to {highest:g}, expected 0 to {largest:g} (rescale it first)"
+        )
+    return fromarray((values * (255 / largest)).round().astype(np.uint8))

@@ -1,4 +1,4 @@
-"""Nobody is tested on what anybody trains on."""
+"""Keep training samples out of the held-out data."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +14,10 @@ log = logging.getLogger(__name__)
 
 
 def without_trained(held_out: Mapping[str, Images], trained: Mapping[str, Tensor]) -> dict[str, Images]:
-    """The held-out parts less every sample that is trained on too, bit for bit. Keys are words for messages.
+    """Remove from the held-out parts every sample that is bit-identical to a training sample.
 
-    Real data have a few duplicates, which are left out with a warning; a part that would be empty is a mistake.
+    Keys describe the parts in messages. Real data contain a few duplicates, which are removed with a warning; a part
+    that would become empty is an error.
     """
     digests = {part: list(_digests(images.pixels)) for part, images in held_out.items()}
     wanted = {digest for part in digests.values() for digest in part}
@@ -35,7 +36,7 @@ def without_trained(held_out: Mapping[str, Images], trained: Mapping[str, Tensor
         if not rows:
             raise DataError(
                 f"all {len(images)} {part} also occur in {where}, so they would measure nothing. "
-                "Hold out others (test=, data.validation), or keep these out of the training."
+                "Hold out other samples (test=, data.validation), or remove these from the training data."
             )
         log.warning("%d of %d %s also occur in %s and are left out", len(images) - len(rows), len(images), part, where)
         kept[part] = images.subset(torch.tensor(rows))

@@ -1,6 +1,6 @@
-"""Data handed over in Python: arrays, tensors, torch Datasets, or whatever names a source. In memory afterwards.
+"""Read data passed from Python (arrays, tensors, torch Datasets, or the name of a source) into memory.
 
-uint8 means pixels. Anything else (series of measurements, features, token numbers) goes to the networks as it is.
+uint8 means pixels. Any other type (measurements, features, token numbers) goes to the networks unchanged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,18 +19,18 @@ from .images import Images, fit_image, load_images
 from .sources import IMAGE_COLUMNS, LABEL_COLUMNS, fixed_fifth
 
 Data: TypeAlias = Any
-"""A folder, file, data-set id (str or Path), numpy array, tensor, list of these or PIL images, or torch Dataset."""
+"""A folder, file or data-set id (str or Path), numpy array, tensor, list of arrays or PIL images, or torch Dataset."""
 
 NOT_SAMPLES = {
-    "DataLoader": "Give its .dataset",
-    "dict": "Give one of its parts, such as data['train']",
-    "DataFrame": "Give its samples as an array, such as data[columns].to_numpy()",
+    "DataLoader": "Pass its .dataset",
+    "dict": "Pass one of its parts, such as data['train']",
+    "DataFrame": "Pass its samples as an array, such as data[columns].to_numpy()",
 }
-"""Kinds of objects, also of libraries that need not be installed, that hold data otherwise than sample by sample."""
+"""Class names of objects that do not hold data sample by sample. Their libraries need not be installed."""
 
 
 def read_given(data: Data, labels: Any, config: DataConfig, who: str) -> Images:
-    """All there is, with labels where there are any."""
+    """Read all samples, with labels if there are any."""
     if isinstance(data, (str, Path)):
         config = _source(data, config)
         if labels is not None:
@@ -43,16 +43,17 @@ def read_given(data: Data, labels: Any, config: DataConfig, who: str) -> Images:
 
 
 def read_with_test(data: Data, labels: Any, test: Data, config: DataConfig, who: str) -> tuple[Images, Images]:
-    """What to train on, and what to test on: what is named, the source's own test split, or a fixed fifth.
+    """Return training and test data. Test data is `test`, the source's own test split, or a fixed fifth of the data.
 
-    Without labels there is nothing to test and nothing is kept apart. Images that could not be read count once.
+    Without labels nothing can be tested, so all data is for training. Unreadable images are counted only once.
     """
     if test is not None:
         test_data, test_labels = test if isinstance(test, tuple) and len(test) == 2 else (test, None)
         held_out = read_given(test_data, test_labels, config, f"{who} (test)")
         if held_out.labels is None:
             raise DataError(
-                f"the test data of {who} have no labels, expected some. Give (data, labels), or leave it out."
+                f"the test data of {who} have no labels, but testing needs labels. "
+                "Pass test=(data, labels), or omit test."
             )
         return read_given(data, labels, config, who), held_out
     if isinstance(data, (str, Path)) and labels is None:
@@ -68,7 +69,7 @@ def read_with_test(data: Data, labels: Any, test: Data, config: DataConfig, who:
 
 
 def read_rad(data: Data, config: DataConfig) -> Tensor:
-    """Of a source only what is for training: somebody may be tested on the rest. No labels are needed."""
+    """Read the RAD; labels are not needed. Only a source's training split is used: tests may use the rest."""
     if isinstance(data, (str, Path)):
         return load_images(_source(data, config.model_copy(update={"label_column": None})), "train").pixels
     return read_given(data, None, config, "the RAD").pixels
@@ -81,7 +82,7 @@ def _source(data: str | Path, config: DataConfig) -> DataConfig:
 
 
 def joined(parts: Sequence[Images]) -> Images:
-    """One after another; those without labels are left out if others have them."""
+    """Concatenate the parts. If some parts have labels, those without are dropped."""
     parts = agree_on_classes(parts)
     labeled = [part for part in parts if part.labels is not None]
     pixels = torch.cat([part.pixels for part in labeled or parts])
@@ -90,7 +91,7 @@ def joined(parts: Sequence[Images]) -> Images:
 
 
 def agree_on_classes(parts: Sequence[Images]) -> list[Images]:
-    """The same number for the same class everywhere: a class is known by its name."""
+    """Renumber labels so that a class, identified by its name, has the same number in all parts."""
     names = {name for part in parts for name in part.classes}
     classes = tuple(sorted(names, key=lambda name: (not name.isdecimal(), len(name) if name.isdecimal() else 0, name)))
     place = {name: number for number, name in enumerate(classes)}
@@ -103,7 +104,7 @@ def agree_on_classes(parts: Sequence[Images]) -> list[Images]:
 
 
 def _samples(data: Data, who: str) -> tuple[Any, list[Any] | None]:
-    """An array, or a list of samples; with labels where a Dataset has them."""
+    """Return an array or a list of samples, and the labels if a Dataset has them."""
     if isinstance(data, (np.ndarray, Tensor)):
         return data, None
     listed = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
@@ -114,7 +115,7 @@ def _samples(data: Data, who: str) -> tuple[Any, list[Any] | None]:
             f"the data of {who} are a {type(data).__name__}, expected a folder, a data-set id, an array, a tensor or a "
             f"torch Dataset. {remedy or 'Convert them'}."
         )
-    # A Dataset need not be iterable, and one that is may raise only after its length.
+    # A Dataset need not be iterable; one that is may not stop at its length.
     items = [data[k] for k in range(len(data))] if listed else list(data)
     if not items:
         raise DataError(f"the data of {who} are empty, expected at least 2 samples. Check what was loaded.")
@@ -150,13 +151,13 @@ def _as_tensor(inputs: Any, config: DataConfig, who: str) -> Tensor:
 
 def _from_numpy(array: np.ndarray, who: str) -> Tensor:
     try:
-        return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # copied only where torch cannot share it
+        return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # copied only if torch cannot share memory
     except TypeError:
         raise DataError(f"the data of {who} are an array of {array.dtype}, expected numbers. Convert them.") from None
 
 
 def _stacked(samples: Sequence[Any], config: DataConfig, who: str) -> Any:
-    """Samples of one shape as one array; images of several sizes only where a side is asked for."""
+    """Stack samples of one shape into one array; images of several sizes need `data.side`."""
     from PIL.Image import Image
 
     if isinstance(samples[0], Image):
@@ -174,14 +175,14 @@ def _stacked(samples: Sequence[Any], config: DataConfig, who: str) -> Any:
     for number, sample in enumerate(samples):
         if sample.shape != samples[0].shape:
             raise DataError(
-                f"sample {number} of {who} has shape {tuple(sample.shape)} where the first has {samples[0].shape}. "
-                "Make them equal; for images, settings={'data.side': 32} resizes all."
+                f"sample {number} of {who} has shape {tuple(sample.shape)}, but the first has {samples[0].shape}. "
+                "Give all samples the same shape; for images, settings={'data.side': 32} resizes all."
             )
     return np.stack(samples)
 
 
 def _as_images(pixels: Tensor, config: DataConfig, who: str) -> Tensor:
-    """(n, channels, side, side), from channels first, channels last or none."""
+    """Convert images with channels first, channels last or no channels to (n, channels, side, side)."""
     if pixels.ndim == 3:
         pixels = pixels[:, None]
     if pixels.ndim == 4 and pixels.shape[1] not in (1, 3) and pixels.shape[3] in (1, 3):
@@ -189,7 +190,7 @@ def _as_images(pixels: Tensor, config: DataConfig, who: str) -> Tensor:
     if pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
         raise DataError(
             f"the data of {who} are uint8 of shape {tuple(pixels.shape)}, expected images: (n, height, width), "
-            "with 1 or 3 channels before or after. Drop other channels; what is no image should be float."
+            "with 1 or 3 channels before or after. Drop other channels; data that are not images should be float."
         )
     channels, side = config.channels or pixels.shape[1], config.side
     if pixels.shape[1] == channels and (side is None or tuple(pixels.shape[2:]) == (side, side)):

@@ -1,4 +1,4 @@
-"""Where images come from: a name we know, a local folder or table, a hub id; encoded, with labels if there are any."""
+"""Find and open image sources: known names, local folders or tables, and hub ids. Images are still encoded."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from ..config import DataConfig
 from ..errors import DataError
 from ..seeding import rng_for
 
-Split = Literal["train", "test", "all"]
+Subset = Literal["train", "test", "all"]
 
 HUB_IDS = {
     "cifar10": "uoft-cs/cifar10",
@@ -25,13 +25,13 @@ IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
 TEST_SPLITS = ("test", "valid", "validation")
 SUFFIXES = (".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tga", ".tif", ".tiff", ".webp")
-METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # of the `datasets` library, beside the images
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # files of the `datasets` library, next to images
 
 log = logging.getLogger(__name__)
 
 
 def fixed_fifth(count: int, split: str) -> Tensor:
-    """The rows of a split where the source has no test split of its own. The same for every seed."""
+    """Return the rows of a split for a source without a test split. They do not depend on the run's seed."""
     if split == "all":
         return torch.arange(count)
     order = torch.randperm(count, generator=rng_for(0, "test split"))
@@ -41,7 +41,7 @@ def fixed_fifth(count: int, split: str) -> Tensor:
 
 
 def locate(source: str) -> Path | str:
-    """A local path if there is one (short names under HETERO_SSFL_DATA first), else a hub id."""
+    """Return a local path if it exists (short names are looked up in HETERO_SSFL_DATA), otherwise a hub id."""
     folder = os.environ.get("HETERO_SSFL_DATA")
     if source in HUB_IDS:
         local = Path(folder, source) if folder else None
@@ -60,11 +60,11 @@ def locate(source: str) -> Path | str:
 
 
 def same_source(one: str, other: str) -> bool:
-    """However each is spelt."""
-    return _spelt_out(one) == _spelt_out(other)
+    """Tell whether two names refer to the same source, even if they are spelled differently."""
+    return _resolved(one) == _resolved(other)
 
 
-def _spelt_out(source: str) -> Path | str:
+def _resolved(source: str) -> Path | str:
     try:
         found = locate(source)
     except DataError:
@@ -81,8 +81,8 @@ class Rows:
     classes: tuple[str, ...]
 
 
-def open_rows(config: DataConfig, source: Path | str, split: Split) -> Rows:
-    """Read a split through the `datasets` library; without a test split, a fifth of labeled images is kept for it.
+def open_rows(config: DataConfig, source: Path | str, split: Subset) -> Rows:
+    """Open a split with the `datasets` library. A labeled source without a test split reserves a fifth for testing.
 
     `all` is every image of every split, in the order of the source and without labels.
     """
@@ -95,7 +95,7 @@ def open_rows(config: DataConfig, source: Path | str, split: Split) -> Rows:
         table = datasets.concatenate_datasets(list(splits.values()))
     else:
         test = next((splits[name] for name in TEST_SPLITS if name in splits and splits[name] is not train), None)
-        if test is None and _column(train, config.label_column, LABEL_COLUMNS) is None:  # nothing could be tested
+        if test is None and _column(train, config.label_column, LABEL_COLUMNS) is None:  # testing needs labels
             test = train.select([])
         elif test is None:
             train, test = (train.select(fixed_fifth(len(train), part).tolist()) for part in ("train", "test"))
@@ -111,7 +111,7 @@ def open_rows(config: DataConfig, source: Path | str, split: Split) -> Rows:
         )
     try:
         table = table.cast_column(image, datasets.Image(decode=False))
-    except Exception:  # Arrow has a kind of its own for each type
+    except Exception:  # Arrow raises a different exception for each type
         raise DataError(
             f"column '{image}' of '{source}' holds {table.features[image]}, expected images. "
             "Name another with data.image_column."
@@ -141,7 +141,7 @@ def _column(table: Any, named: str | None, usual: tuple[str, ...]) -> str | None
 def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
     try:
         if isinstance(source, str):
-            log.warning("there is no file or folder '%s' here: asking the hub, which takes its time offline", source)
+            log.warning("there is no file or folder '%s' here: asking the hub, which is slow without network", source)
             return dict(datasets.load_dataset(source))
         if (source / "dataset_info.json").exists() or (source / "dataset_dict.json").exists():
             loaded = datasets.load_from_disk(str(source))
@@ -163,7 +163,7 @@ def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
         return dict(datasets.load_dataset("imagefolder", data_dir=str(source)))
     except DataError:
         raise
-    except Exception as error:  # the library raises many kinds; each means that this source is unusable
+    except Exception as error:  # the library raises many types; each means that this source is unusable
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         remedy = "Check that it holds images."
         if isinstance(source, str):
@@ -179,16 +179,14 @@ def is_image(path: Path) -> bool:
 
 
 def _check_folder(folder: Path) -> None:
-    """There are images in it; other files are left out, which is worth a word."""
+    """Raise an error if the folder has no images; warn about files that are not images."""
     files = [f for f in sorted(folder.rglob("*")) if f.is_file() and not f.name.startswith(".")]
     odd = [f for f in files if not is_image(f) and f.name not in METADATA]
     if len(odd) == len(files):
-        what = f"no images but {odd[0].name}" if odd else "nothing"
-        raise DataError(
-            f"'{folder}' holds {what}, expected images such as .png or .jpg. Put them there or correct the path."
-        )
+        what = f"has no images, only files such as {odd[0].name}" if odd else "is empty"
+        raise DataError(f"'{folder}' {what}, expected images such as .png or .jpg. Put them there or correct the path.")
     if odd:
-        log.warning("'%s': %d files are not images and are left out, such as %s", folder, len(odd), odd[0].name)
+        log.warning("'%s': %d files are not images and are skipped, such as %s", folder, len(odd), odd[0].name)
 
 
 def _split_of(stem: str) -> str:

@@ -1,6 +1,6 @@
-"""Who has which image: validation, the RAD and the clients' shares never overlap.
+"""Split training images into validation, RAD and clients' parts, which never overlap.
 
-Labels, where there are any, only serve the simulation here: they balance the three parts and divide clients by class.
+Labels, if any, are used here only to simulate clients: they balance the three parts and divide clients by class.
 """
 
 from dataclasses import dataclass
@@ -25,36 +25,36 @@ class Split:
     clients: tuple[Tensor, ...]
 
     def pool(self) -> Tensor:
-        """All clients' rows together."""
+        """Return the rows of all clients."""
         return torch.cat(self.clients).unique()
 
 
 def split_training_images(config: Config, train: Images) -> Split:
-    """Cut `data.limit` images into validation, RAD and one share per client, all by the seed."""
+    """Split `data.limit` images into validation, RAD and one part per client, as determined by the seed."""
     order = balanced_order(train, rng_for(config.seed, "split"))[: config.data.limit]
     rad_size = 0 if config.rad.source else config.rad.size
-    apart = 0 if train.labels is None else config.data.validation  # without labels there is nothing to validate
-    spared = apart + rad_size
-    if len(order) - spared < 2 * config.clients.count:
+    validation_size = 0 if train.labels is None else config.data.validation  # validation needs labels
+    reserved = validation_size + rad_size
+    if len(order) - reserved < 2 * config.clients.count:
         raise ConfigError(
-            f"{len(order)} training images less {apart} for validation and {rad_size} for the RAD "
-            f"leave {max(0, len(order) - spared)} for {config.clients.count} clients, expected at least 2 each. "
+            f"{len(order)} training images minus {validation_size} for validation and {rad_size} for the RAD "
+            f"leave {max(0, len(order) - reserved)} for {config.clients.count} clients, expected at least 2 each. "
             "Lower rad.size or data.validation, or raise data.limit."
         )
-    validation, rad, pool = order.tensor_split([apart, spared])
+    validation, rad, pool = order.tensor_split([validation_size, reserved])
     labels = None if train.labels is None else train.labels[pool]
-    shares = partition(config, labels, len(pool), len(train.classes))
-    poorest = min(range(len(shares)), key=lambda k: len(shares[k]))
-    if len(shares[poorest]) < 2:
+    parts = partition(config, labels, len(pool), len(train.classes))
+    smallest = min(range(len(parts)), key=lambda k: len(parts[k]))
+    if len(parts[smallest]) < 2:
         raise ConfigError(
-            f"client {poorest} gets {len(shares[poorest])} images of {len(pool)}, expected at least 2. "
+            f"client {smallest} gets {len(parts[smallest])} images of {len(pool)}, expected at least 2. "
             "Use fewer clients, more images or another partition.kind."
         )
-    return Split(validation.sort().values, rad.sort().values, tuple(pool[s].sort().values for s in shares))
+    return Split(validation.sort().values, rad.sort().values, tuple(pool[rows].sort().values for rows in parts))
 
 
 def balanced_order(train: Images, rng: Generator) -> Tensor:
-    """A random order whose every prefix holds the classes in near-equal numbers."""
+    """Return a random order in which every prefix is balanced over the classes."""
     shuffled = torch.randperm(len(train), generator=rng)
     if train.labels is None:
         return shuffled
@@ -67,19 +67,19 @@ def balanced_order(train: Images, rng: Generator) -> Tensor:
 
 
 def load_rad(config: Config, train: Images, split: Split) -> Tensor:
-    """The RAD's pixels: training images kept apart, or the first of another data set in random order."""
+    """Return the RAD's pixels: reserved training images, or a random sample of another data set."""
     if config.rad.source is None:
         return train.pixels[split.rad]
     if same_source(config.rad.source, config.data.source):
         raise ConfigError(
             f"rad.source = '{config.rad.source}' is the clients' own data, expected another data set. "
-            "Leave rad.source out: the RAD is then kept apart from every client."
+            "Leave rad.source out: the RAD then consists of images that no client has."
         )
     return load_rad_alone(config, *train.pixels.shape[1:3])
 
 
 def load_rad_alone(config: Config, channels: int | None = None, side: int | None = None) -> Tensor:
-    """From `rad.source`: its first images in random order, in the given shape, that of `[data]`, or their own."""
+    """Return a random sample of `rad.source`, in the given shape, the shape in `[data]`, or the images' own."""
     assert config.rad.source is not None
     wanted = {"channels": channels or config.data.channels, "side": side or config.data.side}
     other = config.data.model_copy(update={"source": config.rad.source, "label_column": None, **wanted})

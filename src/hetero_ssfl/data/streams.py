@@ -1,4 +1,4 @@
-"""Every image of a source, one after another and with its place: for one pass over them, without a cache."""
+"""Iterate once over all images of a source, with their positions, without a cache."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from .sources import is_image, locate, open_rows
 
 
 class Placed(NamedTuple):
-    """A uint8 image (channels, side, side), its number in the source and, in a folder, its path below that."""
+    """A uint8 image (channels, side, side), its row in the source and, in a folder, its relative path."""
 
     row: int
     path: str | None
@@ -22,7 +22,10 @@ class Placed(NamedTuple):
 
 
 def each_image(config: DataConfig) -> tuple[int, Iterator[Placed]]:
-    """How many there are, and each as `config.side` and `config.channels` want it; bad ones may be left out."""
+    """Return the number of images and an iterator over them, fitted to `config.side` and `config.channels`.
+
+    Depending on `config.on_bad_image`, the iterator skips bad images.
+    """
     if config.source == "digits":
         pixels = load_images(config, "all").pixels
         return len(pixels), (Placed(row, None, image) for row, image in enumerate(pixels))
@@ -38,7 +41,7 @@ def each_image(config: DataConfig) -> tuple[int, Iterator[Placed]]:
 
 
 def _holds_files(source: Path) -> bool:
-    """Whether images lie there as files; otherwise it is a table, or a folder of tables."""
+    """Tell whether the source is an image file or a folder of them, not a table or a folder of tables."""
     if source.is_file():
         return is_image(source)
     tables = ("dataset_info.json", "dataset_dict.json")
@@ -54,6 +57,6 @@ def _decoded(config: DataConfig, items: Iterable[tuple[Any, str | None]]) -> Ite
                 continue
             raise DataError(
                 f"image {row if path is None else repr(path)} of '{config.source}' cannot be decoded. "
-                "Repair or remove it, or leave such images out with --on-bad-image skip."
+                "Repair or remove it, or skip such images with --on-bad-image skip."
             ) from None
         yield Placed(row, path, torch.tensor(array))

@@ -1,9 +1,9 @@
-"""Random views of a whole batch at once.
+"""Make random views of a whole batch at once.
 
-Every geometric change (crop, flip, rotation, shear, shift) is one affine map per image, so one `grid_sample` makes
-them all. Every colour change (brightness, contrast, saturation, hue, grayscale) is an affine map of colour space, so
-they multiply into one 3x4 matrix per image. Unlike per-image PIL pipelines, values are clamped once at the end and not
-after each change, and hue turns the YIQ plane instead of HSV's hexagon.
+All geometric changes (crop, flip, rotation, shear, shift) of an image combine into one affine map, so one `grid_sample`
+applies them. All colour changes (brightness, contrast, saturation, hue, grayscale) are affine maps of colour space, so
+they multiply into one 3x4 matrix per image. Unlike in per-image PIL pipelines, values are clamped once at the end and
+not after each change, and hue rotates the YIQ plane instead of HSV's hexagon.
 """
 
 import math
@@ -18,7 +18,7 @@ from ..config import ViewsConfig
 from ..errors import ConfigError
 from ..plugins import find
 
-MEAN, STD = 0.5, 0.25  # the same for every client and data set, so that nothing about private data is shared
+MEAN, STD = 0.5, 0.25  # the same for every client and data set, so that they reveal nothing about private data
 
 GREY = torch.tensor([0.299, 0.587, 0.114])
 YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
@@ -27,13 +27,13 @@ FROM_YIQ = torch.linalg.inv(YIQ)
 
 @lru_cache(maxsize=8)
 def _colour_constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """GREY, YIQ and FROM_YIQ, copied to a device once."""
+    """Return GREY, YIQ and FROM_YIQ on a device, copied there once."""
     return GREY.to(device), YIQ.to(device), FROM_YIQ.to(device)
 
 
 @dataclass(frozen=True)
 class _Draw:
-    """One random number per image: drawn on the CPU, so that every device gives the same views."""
+    """Draw one random number per image, on the CPU so that every device gives the same views."""
 
     n: int
     rng: Generator
@@ -47,14 +47,14 @@ class _Draw:
 
 
 def to_input(data: Tensor) -> Tensor:
-    """uint8 pixels as network input; anything else is network input already."""
+    """Convert uint8 pixels to network input; data of other types is returned unchanged."""
     if data.dtype != torch.uint8:
         return data
     return data.float().div_(255.0).sub_(MEAN).div_(STD).contiguous(memory_format=torch.channels_last)
 
 
 def random_view(pixels: Tensor, config: ViewsConfig, rng: Generator) -> Tensor:
-    """One random view of each uint8 image, as network input, made where the pixels are."""
+    """Return one random view of each uint8 image as network input, on the device of `pixels`."""
     if config.function:
         return own_view(pixels, config.function, rng)
     draw = _Draw(len(pixels), rng, pixels.device)
@@ -62,7 +62,7 @@ def random_view(pixels: Tensor, config: ViewsConfig, rng: Generator) -> Tensor:
     theta = _affine_maps(config, draw)
     if theta is not None:
         grid = _grid(theta, view.shape[-1])
-        # What a shift or turn uncovers is black; a crop never leaves the image, so its edge must not fade.
+        # A shift or rotation uncovers black pixels. A crop stays inside the image, so its edge must not fade.
         padding = "zeros" if config.rotate or config.translate or config.shear else "border"
         view = F.grid_sample(view, grid, mode="bilinear", padding_mode=padding, align_corners=False)
     if config.jitter or config.grayscale:
@@ -76,24 +76,24 @@ def random_view(pixels: Tensor, config: ViewsConfig, rng: Generator) -> Tensor:
 
 
 def own_view(data: Tensor, spec: str, rng: Generator) -> Tensor:
-    """The user's own views. Images come to it in [0, 1] and are made network input afterwards; all else as it is."""
+    """Make views with the user's function. It gets images in [0, 1], which are normalised afterwards, or raw data."""
     is_image = data.dtype == torch.uint8
     view = find(spec, "views.function")(data.float().div_(255.0) if is_image else data.clone(), rng)
     if not isinstance(view, Tensor) or len(view) != len(data):
         got = f"{len(view)} rows" if isinstance(view, Tensor) else f"a {type(view).__name__}"
         raise ConfigError(
-            f"views.function = '{spec}' made {got} of a batch of {len(data)}, expected a tensor with as many rows. "
-            "Return one view of each."
+            f"views.function = '{spec}' returned {got} for a batch of {len(data)}, expected a tensor with as many "
+            "rows. Return one view of each sample."
         )
     return (view - MEAN).div_(STD).contiguous(memory_format=torch.channels_last) if is_image else view
 
 
 def _affine_maps(config: ViewsConfig, draw: _Draw) -> Tensor | None:
-    """For each image the map from output to input coordinates (both in [-1, 1]), or None if nothing moves."""
+    """Return each image's map from output to input coordinates (both in [-1, 1]), or None if nothing moves."""
     if config.crop == (1.0, 1.0) and not (config.flip or config.rotate or config.translate or config.shear):
         return None
     area = draw.uniform(*config.crop)
-    spread = 0.0 if config.crop == (1.0, 1.0) else math.log(4 / 3)  # the whole image has one aspect
+    spread = 0.0 if config.crop == (1.0, 1.0) else math.log(4 / 3)  # without a crop the aspect ratio stays
     ratio = torch.exp(draw.uniform(-spread, spread))
     width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
     shift_x = (1 - width) * draw.uniform(-1, 1) + 2 * config.translate * draw.uniform(-1, 1)
@@ -108,7 +108,7 @@ def _affine_maps(config: ViewsConfig, draw: _Draw) -> Tensor | None:
 
 
 def _grid(theta: Tensor, side: int) -> Tensor:
-    """`F.affine_grid(theta, ..., align_corners=False)` bit for bit, without a copy of all positions for each image."""
+    """Return `F.affine_grid(theta, ..., align_corners=False)`, bit for bit, without a copy of the grid per image."""
     line = torch.linspace(-1, 1, side, device=theta.device) * (side - 1) / side
     y, x = torch.meshgrid(line, line, indexing="ij")
     positions = torch.stack([x, y, torch.ones_like(x)], 2).view(1, side * side, 3)
@@ -116,7 +116,7 @@ def _grid(theta: Tensor, side: int) -> Tensor:
 
 
 def _recolour(view: Tensor, config: ViewsConfig, draw: _Draw) -> Tensor:
-    """Brightness, contrast, saturation, hue and grayscale as one matrix and offset per image."""
+    """Apply brightness, contrast, saturation, hue and grayscale as one matrix and offset per image."""
     jittered = draw.chosen(config.jitter)
 
     def factor(spread: float) -> Tensor:
@@ -146,7 +146,7 @@ def _hue_turn(angle: Tensor) -> Tensor:
 
 
 def _blur(view: Tensor, draw: _Draw) -> Tensor:
-    """Gaussian blur, one sigma per image: 0.1 to 2 at 224 px, scaled to this side."""
+    """Apply Gaussian blur with one sigma per image: 0.1 to 2 at 224 px, scaled to the side."""
     n, channels, side, _ = view.shape
     radius = max(1, round(side * 0.05))
     sigma = (draw.uniform(0.1, 2.0) * side / 224).clamp(min=0.05)

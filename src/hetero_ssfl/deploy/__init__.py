@@ -1,1 +1,1 @@
-"""A federation between machines: `init` writes what each of them needs, `local` rehearses it on this one."""
+"""A federation on several machines: `init` writes the files of each machine, `local` rehearses it on this one."""

@@ -1,7 +1,7 @@
-"""Flower's programs as a deployment calls them.
+"""The command lines of Flower's programs in a deployment.
 
-The scripts that `init` writes and the rehearsal use these same lines: folders are given as text, so that a script
-can say "$here" where the rehearsal names a path.
+The scripts written by `init` and the rehearsal use the same command lines. Folders are passed as text, so that a script
+can use "$here" where the rehearsal uses a path.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ run-dir = "run"
 
 
 def superlink(server: str, bind: str, port: str, database: str, secure: bool) -> list[str]:
-    """The meeting point of all nodes. Its database lets a killed one go on with the run when it is started again."""
+    """Return the command of the SuperLink, which all nodes connect to. Its database lets it continue after a crash."""
     trust = [
         *("--ssl-ca-certfile", f"{server}/ca.crt"),
         *("--ssl-certfile", f"{server}/server.crt", "--ssl-keyfile", f"{server}/server.key"),
@@ -44,7 +44,7 @@ def superlink(server: str, bind: str, port: str, database: str, secure: bool) ->
     ]
     return [
         *("flower-superlink", "--host", bind, "--port", port, "--database", database),
-        # The server app in a process of its own, not a child of the SuperLink, survives the SuperLink.
+        # The server app runs in a separate process, not as a child of the SuperLink, so that it survives the SuperLink.
         *("--isolation", "process", "--superexec-auth-secret-file", f"{server}/superexec.secret"),
         "--disable-runtime-dependency-installation",
         *(trust if secure else ["--insecure"]),
@@ -52,7 +52,7 @@ def superlink(server: str, bind: str, port: str, database: str, secure: bool) ->
 
 
 def superexec(server: str, superlink: str, secure: bool) -> list[str]:
-    """Starts the server app of a run, on the server's machine."""
+    """Return the command of the SuperExec, which starts the server app of a run on the server's machine."""
     return [
         *("flower-superexec", "--runtime-api-address", superlink),
         *("--superexec-auth-secret-file", f"{server}/superexec.secret"),
@@ -61,7 +61,7 @@ def superexec(server: str, superlink: str, secure: bool) -> list[str]:
 
 
 def supernode(node: str, superlink: str, port: str, secure: bool) -> list[str]:
-    """One participant. `port` is for its own client processes and is open on loopback only."""
+    """Return the command of one participant. `port` is for its own client processes, on the loopback interface only."""
     trust = ["--root-certificates", f"{node}/ca.crt", "--auth-supernode-private-key", f"{node}/node.key"]
     return [
         *("flower-supernode", "--superlink", superlink, "--host", "127.0.0.1", "--port", port),
@@ -82,13 +82,13 @@ def run(app: str, config: str, run_dir: str) -> list[str]:
 
 
 def connection(superlink: str, ca_file: str, secure: bool) -> str:
-    """Flower's own config file: where `flwr` finds the SuperLink."""
+    """Return Flower's config file, which tells `flwr` the address of the SuperLink."""
     trust = f'root-certificates = "{ca_file}"' if secure else "insecure = true"
     return f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{superlink}"\n{trust}\n'
 
 
 def shell(command: Sequence[str]) -> str:
-    """One line for a script; "$here" and other variables in it still count."""
+    """Return a command as one line of a shell script. Variables such as "$here" are still expanded."""
     return " ".join(_quoted(word) for word in command)
 
 

@@ -1,11 +1,11 @@
-"""Where everything stands in the folder of a deployment.
+"""The layout of a deployment folder.
 
-README.md            who does what on which machine
+README.md            what to do on each machine
 deployment.toml      host, port and nodes, for `deploy local`
 ca/                  ca.key, which signs the server's certificate: keep it offline
-server/              for the server's machine: certificate, settings, scripts
-nodes/NAME/          for that participant's machine: its key, its settings, one script
-logs/, rehearsal/    what `deploy local` leaves behind
+server/              for the server's machine: certificate, config, scripts
+nodes/NAME/          for that participant's machine: its key, its node settings, one script
+logs/, rehearsal/    written by `deploy local`
 """
 
 import ipaddress
@@ -36,8 +36,8 @@ class Deployment:
             return cls(folder.resolve(), tuple(values.pop("nodes")), **values)
         except FileNotFoundError:
             raise ConfigError(
-                f"'{folder}' holds no deployment (it has no deployment.toml). "
-                f"Check the path, or make one with: hetero-ssfl deploy init {folder}"
+                f"'{folder}' is not a deployment folder (it has no deployment.toml). "
+                f"Check the path, or create one with: hetero-ssfl deploy init {folder}"
             ) from None
         except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
             raise ConfigError(f"'{path}' cannot be read ({error}). Restore it from a copy.") from None
@@ -54,17 +54,17 @@ class Deployment:
 
     @property
     def superlink(self) -> str:
-        """Where nodes find the server."""
+        """The address at which nodes reach the server."""
         return address(self.host, self.port)
 
     @property
     def loopback(self) -> str:
-        """The server's machine, seen from itself."""
+        """The loopback address of the server's machine."""
         return "::1" if ":" in self.host else "127.0.0.1"
 
     @property
     def bind(self) -> str:
-        """Which of its addresses the server opens: all, except in a federation on one machine."""
+        """The address that the server listens on: all interfaces, except in a federation on one machine."""
         if self.host == "localhost" or _is_loopback(self.host):
             return self.loopback
         return "::" if ":" in self.host else "0.0.0.0"

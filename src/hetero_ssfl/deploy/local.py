@@ -1,11 +1,11 @@
 """A rehearsal: every program of a deployment on this machine, with its real keys and certificates.
 
-1. the SuperLink, which nodes and the server's part of a run meet at, and the SuperExec, which starts that part;
-2. the nodes' public keys are registered, and every node is started;
-3. `flwr run` starts the run; we follow its folder until it holds results.json;
-4. whatever ends too early is started again; in the end everything is stopped, however we end.
+1. start the SuperLink, which nodes and the server app connect to, and the SuperExec, which starts the server app;
+2. register the nodes' public keys, and start every node;
+3. start the run with `flwr run`, and follow its folder until it contains results.json;
+4. restart programs that end too early; stop all programs at the end, also after an error.
 
-The rehearsal keeps to itself: a SuperLink database and a run folder of its own, in FOLDER/rehearsal.
+The rehearsal has its own SuperLink database and run folder, in FOLDER/rehearsal.
 """
 
 import fcntl
@@ -26,17 +26,17 @@ from .layout import Deployment, address
 from .processes import Process, Watchdog
 from .watch import RunWatch
 
-TICK = 0.5  # seconds between two looks at everything
-PAUSE = 5.0  # seconds before something is tried once more
-START_TIMEOUT = 120.0  # seconds for a program to begin its work, on a slow machine
-END_TIMEOUT = 30.0  # seconds for the server's part to end after its results are there
-ATTEMPTS = 3  # failures of the server's part in a row, without a finished round in between
+TICK = 0.5  # seconds between two checks
+PAUSE = 5.0  # seconds before a retry
+START_TIMEOUT = 120.0  # seconds for a program to start, on a slow machine
+END_TIMEOUT = 30.0  # seconds for the server app to end after it has written its results
+ATTEMPTS = 3  # failures of the server app in a row, without a finished round in between
 
 
 class Rehearsal:
     """The programs of a deployment by name: "superlink", "superexec", each node, and "run", which follows the log.
 
-    A context manager: on leaving it every program ends. The methods can be called one by one, in this order.
+    Use it as a context manager; all programs end when it exits. The methods can also be called one by one, in order.
     """
 
     def __init__(self, deployment: Deployment, port: int | None = None) -> None:
@@ -54,9 +54,11 @@ class Rehearsal:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.lock.close()
-            raise RunError(f"'{self.deployment.folder}' is being rehearsed already. Wait for it or stop it.") from None
+            raise RunError(
+                f"another process is already rehearsing '{self.deployment.folder}'. Wait for it or stop it."
+            ) from None
         for stale in self.place.glob("superlink.db*"):
-            stale.unlink()  # a new SuperLink knows nothing of runs and nodes that died with an earlier one
+            stale.unlink()  # runs and nodes of an earlier SuperLink no longer exist
         connection = flower.connection(self.superlink, f"{self.deployment.server}/ca.crt", self.deployment.secure)
         (self.home("run") / "config.toml").write_text(connection)
         self.watchdog = Watchdog()
@@ -64,23 +66,23 @@ class Rehearsal:
 
     def __exit__(self, *_: object) -> None:
         for name in self.processes.keys() & {*self.deployment.nodes, "run"}:
-            self.processes[name].ask_to_stop()  # all at once, and while there is a SuperLink to take leave of
+            self.processes[name].ask_to_stop()  # all at once, while the SuperLink is up so that they can sign off
         for process in reversed(self.processes.values()):
             process.stop()
         self.watchdog.close()
         self.lock.close()
 
     def forget(self) -> None:
-        """Begin with nothing, instead of going on with an earlier rehearsal."""
+        """Delete the run folder of an earlier rehearsal."""
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
     # --- the programs ---
 
     def start_superlink(self) -> None:
-        """Returns when it can be reached."""
+        """Start the SuperLink, and return when it accepts connections."""
         it = self.deployment
         if not _is_free(it.loopback, self.port):
-            raise RunError(f"port {self.port} is taken by another program. Stop that one, or choose a free --port.")
+            raise RunError(f"port {self.port} is in use by another program. Stop it, or choose a free --port.")
         database = str(self.place / "superlink.db")
         command = flower.superlink(str(it.server), it.loopback, str(self.port), database, it.secure)
         process = self.start("superlink", command, it.server)
@@ -95,7 +97,7 @@ class Rehearsal:
         self.start("superexec", flower.superexec(str(it.server), self.superlink, it.secure), it.server)
 
     def register_nodes(self) -> None:
-        """Let the nodes in. A key that is registered already stays so."""
+        """Register the nodes' public keys. Keys that are already registered are accepted."""
         if not self.deployment.secure:
             return
         for name in self.deployment.nodes:
@@ -106,7 +108,7 @@ class Rehearsal:
 
     def start_node(self, name: str) -> None:
         folder = self.deployment.node(name)
-        port = str(free_port())  # for its own client processes; on machines of their own all use the same
+        port = str(free_port())  # for its own client processes; on separate machines all nodes use the same port
         self.start(name, flower.supernode(str(folder), self.superlink, port, self.deployment.secure), folder)
 
     def start_all(self) -> None:
@@ -119,12 +121,12 @@ class Rehearsal:
             self.start_node(name)
 
     def check_certificate(self) -> None:
-        """Nodes refuse a server whose certificate has ended, but what they say about it is hard to read."""
+        """Raise ConfigError if the server's certificate has expired: the nodes' own error would be hard to read."""
         end = pki.valid_until((self.deployment.server / "server.crt").read_bytes())
         if end < datetime.now(UTC):
             raise ConfigError(
-                f"the server's certificate ended on {end:%Y-%m-%d}. "
-                f"Make a new one with: hetero-ssfl deploy renew {self.deployment.folder}"
+                f"the server's certificate expired on {end:%Y-%m-%d}. "
+                f"Create a new one with: hetero-ssfl deploy renew {self.deployment.folder}"
             )
 
     def start(self, name: str, command: list[str], cwd: Path) -> Process:
@@ -137,7 +139,7 @@ class Rehearsal:
         return process
 
     def home(self, name: str) -> Path:
-        """Where Flower unpacks apps, for each program its own, and where `flwr` finds the SuperLink's address."""
+        """Return the FLWR_HOME of one program: Flower unpacks apps there, and `flwr` reads the SuperLink's address."""
         return self.place / "flower-homes" / name
 
     def environment(self, name: str) -> dict[str, str]:
@@ -145,14 +147,14 @@ class Rehearsal:
         return {**os.environ, **flower.ENVIRONMENT, "FLWR_HOME": str(self.home(name)), "PATH": path}
 
     def revive(self) -> list[str]:
-        """Start again what ended, after a pause; returns what there is to say about it."""
+        """Restart programs that ended, after a pause. Return messages about them."""
         notes = [process.revive() for name, process in self.processes.items() if name != "run"]
         return [note for note in notes if note]
 
     # --- the run ---
 
     def start_run(self) -> str:
-        """Start the run, or go on with it; returns Flower's id of it."""
+        """Start or continue the run. Return its Flower run id."""
         server = self.deployment.server
         command = flower.run(str(server / "app"), str(server / "federation.toml"), str(self.run_dir))
         answer = self.flwr(*command, "--format", "json")
@@ -162,23 +164,23 @@ class Rehearsal:
         return str(answer["run-id"])
 
     def follow_log(self, run_id: str) -> None:
-        """The server's log goes to Flower, not to a file: this program fetches it, and ends when the run ends."""
+        """Start `flwr log`, which fetches the server's log from Flower and ends when the run ends."""
         self.start("run", ["flwr", "log", run_id, flower.CONNECTION], self.place)
 
     def run_status(self, run_id: str) -> tuple[str, str]:
-        """Flower's word for it, such as "running" or "finished:failed", and the reason."""
+        """Return Flower's status of the run, such as "running" or "finished:failed", and the reason."""
         answer = self.flwr("list", flower.CONNECTION, "--run-id", run_id, "--format", "json")
         if not answer["success"]:
             return "unknown", _sentence(answer["error-message"])
         return answer["runs"][0]["status"], answer["runs"][0]["status-details"]
 
     def online(self) -> int:
-        """How many nodes the SuperLink has heard of lately."""
+        """Return the number of nodes that the SuperLink lists as online."""
         answer = self.flwr("supernode", "list", flower.CONNECTION, "--format", "json")
         return sum(node["status"] == "online" for node in answer.get("nodes", []))
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """Ask the SuperLink something through Flower's own command, which answers in JSON."""
+        """Run Flower's command `flwr` and return its JSON output."""
         command, environment = [_executable("flwr"), *arguments], self.environment("run")
         try:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_TIMEOUT)
@@ -190,7 +192,7 @@ class Rehearsal:
         return answer
 
     def run(self, watch: RunWatch) -> None:
-        """Everything, to the end of the run; nothing for a run that is finished."""
+        """Start all programs and run to the end. Does nothing if the run is finished."""
         if not watch.finished:
             self.start_all()
         failures, round_before = 0, watch.round
@@ -202,12 +204,12 @@ class Rehearsal:
             round_before = watch.round
             log = self.logs / "run.log"
             if failures >= ATTEMPTS:
-                raise RunError(f"the server's part failed {failures} times in a row: {reason}. Its log is '{log}'.")
-            watch.warn(f"the server's part failed ({reason}) and starts again, see {log}")
+                raise RunError(f"the server app failed {failures} times in a row: {reason}. Its log is '{log}'.")
+            watch.warn(f"the server app failed ({reason}) and will be restarted, see {log}")
             self.attend(watch, PAUSE)
 
     def run_once(self, watch: RunWatch) -> str:
-        """From `flwr run` until the run has ended; returns why it ended."""
+        """Run `flwr run` and wait until the run ends. Return why it ended."""
         try:
             run_id = self.start_run()
         except RunError as error:
@@ -219,7 +221,7 @@ class Rehearsal:
                 self.await_end()
                 watch.look()
                 return "finished"
-            if log_ended:  # because the run ended, or the SuperLink
+            if log_ended:  # because the run or the SuperLink ended
                 status, reason = self.run_status(run_id)
                 if status.startswith("finished"):
                     return reason or status
@@ -227,7 +229,7 @@ class Rehearsal:
                 self.follow_log(run_id)
 
     def attend(self, watch: RunWatch, seconds: float = TICK) -> None:
-        """Show what is new and start again what ended, for so many seconds."""
+        """For some seconds, show new events and restart programs that ended."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for note in self.revive():
@@ -236,7 +238,7 @@ class Rehearsal:
             time.sleep(TICK)
 
     def await_end(self) -> None:
-        """The results are there; the server's part still says goodbye to Flower."""
+        """Wait for the server app, which still signs off from Flower after it has written its results."""
         deadline = time.monotonic() + END_TIMEOUT
         while self.processes["run"].alive and time.monotonic() < deadline:
             time.sleep(TICK)
@@ -252,7 +254,7 @@ def free_port() -> int:
 def _is_free(host: str, port: int) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a program just left is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that a program has just released is free
         try:
             probe.bind((host, port))
         except OSError:
@@ -269,14 +271,14 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _executable(name: str) -> str:
-    """Flower's programs stand beside the Python that runs us."""
+    """Find one of Flower's programs, which are installed beside the Python executable."""
     found = shutil.which(name, path=os.path.dirname(sys.executable)) or shutil.which(name)
     if found is None:
-        raise RunError(f"there is no program '{name}' beside '{sys.executable}'. Install flwr into this environment.")
+        raise RunError(f"there is no program '{name}' beside '{sys.executable}'. Install flwr in this environment.")
     return found
 
 
 def _sentence(text: str) -> str:
-    """What Flower's command says went wrong, without what it says it is doing."""
+    """Return the error in the output of `flwr`, without its progress messages."""
     lines = [line.strip() for line in text.splitlines()]
     return " ".join(line for line in lines if line and not line.startswith(("Using SuperLink", "Listing"))).rstrip(".")

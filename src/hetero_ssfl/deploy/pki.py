@@ -1,7 +1,8 @@
-"""Who is who in a deployment: a certificate authority (CA), the server's certificate, and one key for each node.
+"""Identities in a deployment: a certificate authority (CA), the server's certificate, and one key for each node.
 
-A node knows the server by the CA that signed its certificate. The server knows a node by its public key, which
-somebody registers. So the CA signs servers only, and its key is needed again only when a certificate is renewed.
+A node recognises the server by the CA that signed its certificate. The server recognises a node by its public key,
+which the operator registers. The CA therefore signs only servers, and its key is needed again only to renew a
+certificate.
 """
 
 import ipaddress
@@ -26,7 +27,7 @@ from ..errors import ConfigError
 CURVE = ec.SECP384R1()
 CA_DAYS = 3650
 CLOCK_SKEW = timedelta(hours=1)  # a new certificate must also be valid on a machine whose clock is behind
-ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own machine talks to it without its public name
+ALWAYS = ("localhost", "127.0.0.1", "::1")  # programs on the server's machine connect without its public name
 LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
 
@@ -45,7 +46,7 @@ class Certified:
 
 
 def new_authority(days: int = CA_DAYS) -> Certified:
-    """A CA that can sign servers' certificates, and nothing below those."""
+    """Create a CA that can sign server certificates but no other CAs."""
     key, name = ec.generate_private_key(CURVE), _name("hetero-ssfl deployment CA")
     now = datetime.now(UTC)
     builder = _certificate(name, name, key, now - CLOCK_SKEW, now + timedelta(days=days))
@@ -57,7 +58,7 @@ def new_authority(days: int = CA_DAYS) -> Certified:
 def server_certificate(
     authority: Certified, host: str, days: int = 825, start: datetime | None = None, names: tuple[str, ...] = ALWAYS
 ) -> Certified:
-    """A certificate for `host`, and for the same machine seen from itself."""
+    """Create a certificate for `host` and for the loopback names of the same machine."""
     key = ec.generate_private_key(CURVE)
     start = start or datetime.now(UTC)
     issuer = authority.certificate.subject
@@ -74,7 +75,7 @@ def server_certificate(
 
 
 def load(certificate: bytes, key: bytes) -> Certified:
-    """Read a certificate and its key from PEM; ValueError if they are none, or not each other's."""
+    """Read a certificate and its key from PEM. Raise ValueError if they are invalid or do not match."""
     found, private = x509.load_pem_x509_certificate(certificate), load_pem_private_key(key, None)
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != found.public_key():
         raise ValueError("the key does not belong to the certificate")
@@ -86,23 +87,23 @@ def valid_until(certificate: bytes) -> datetime:
 
 
 def node_key() -> tuple[bytes, bytes]:
-    """A private and a public key in the OpenSSH format, as Flower wants them."""
+    """Create a private and a public key in the OpenSSH format that Flower expects."""
     key = ec.generate_private_key(CURVE)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     return private, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
 
 
 def general_name(host: str) -> x509.GeneralName:
-    """An address or a DNS name as it stands in a certificate; anything else is a ConfigError."""
+    """Convert an IP address or a DNS name for a certificate. Raise ConfigError for anything else."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
     labels = host.split(".")
-    # Only digits in the last label: an address with a slip in it, never a name.
+    # A last label of digits only is a mistyped address, never a name.
     if len(host) > 253 or not all(LABEL.fullmatch(label) for label in labels) or labels[-1].isdigit():
         raise ConfigError(
-            f"'{host}' is neither an IP address nor a DNS name. Write the server's name alone, "
+            f"'{host}' is neither an IP address nor a DNS name. Pass only the server's name, "
             "without https:// and without a port, such as fl.example.org or 192.0.2.7."
         )
     return x509.DNSName(host)

@@ -1,4 +1,4 @@
-"""Programs that are started, watched, started again, and ended together with all they started themselves."""
+"""Start, watch and restart programs, and end them together with all their child processes."""
 
 import contextlib
 import os
@@ -9,13 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PAUSES = (2.0, 5.0, 10.0)  # seconds before the first, the second and every later start in a row
-STEADY = 60.0  # a program that ran for so many seconds had no trouble starting
-GRACE = 10.0  # seconds to put things in order when told to stop
+PAUSES = (2.0, 5.0, 10.0)  # seconds before the first, the second and every later restart in a row
+STEADY = 60.0  # seconds after which a start counts as successful
+GRACE = 10.0  # seconds for an orderly shutdown
 
 
 class Watchdog:
-    """A small process that kills what we started if we are killed ourselves."""
+    """A small process that kills the programs we started if we are killed ourselves."""
 
     def __init__(self) -> None:
         script = Path(__file__).with_name("watchdog.py")
@@ -34,13 +34,13 @@ class Watchdog:
 
     def _tell(self, line: str) -> None:
         assert self.child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody killed it; that is no reason to stop working
+        with contextlib.suppress(BrokenPipeError):  # the watchdog was killed; work continues without it
             self.child.stdin.write(line)
             self.child.stdin.flush()
 
 
 class Process:
-    """One program in a process group of its own, its output in a log file."""
+    """One program in its own process group, with its output in a log file."""
 
     def __init__(
         self, command: Sequence[str], log: Path, cwd: Path, environment: Mapping[str, str], watchdog: Watchdog
@@ -83,7 +83,7 @@ class Process:
         return self.child is not None and self.child.poll() is None
 
     def revive(self) -> str | None:
-        """Start it again, after a pause, if it ended by itself. Returns a sentence when that is news."""
+        """Restart the program after a pause if it ended by itself. Return a message when there is news."""
         if not self.wanted or self.alive:
             return None
         now = time.monotonic()
@@ -93,32 +93,32 @@ class Process:
             pause = PAUSES[min(self.falls, len(PAUSES)) - 1]
             self.again = now + pause
             if self.falls <= len(PAUSES):
-                return f"{self.name} ended ({self.last_words()}) and starts again in {pause:g} s, see {self.log}"
+                return f"{self.name} ended ({self.last_words()}) and restarts in {pause:g} s, see {self.log}"
         elif now >= self.again:
             self.start()
         return None
 
     def ask_to_stop(self) -> None:
-        """Once: a second request would cut short the putting in order. It is not started again."""
+        """Send SIGTERM once, since a second signal would interrupt the shutdown. The program is not restarted."""
         if self.wanted and self.alive:
             self._signal(signal.SIGTERM)
         self.wanted = False
 
     def stop(self) -> None:
-        """Ask it to end, wait, and kill what is left."""
+        """Ask the program to end, wait, and kill what is left of it."""
         self.ask_to_stop()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(GRACE)
         self._sweep()
 
     def kill(self) -> None:
-        """End it and all it started at once, as a crash of its machine would."""
+        """Kill the program and its children at once, like a crash of its machine."""
         if self.alive:
             self._signal(signal.SIGKILL)
             self._child.wait()
 
     def _sweep(self) -> None:
-        """Kill what is left of its group: it must not work beside a new one. Only once, since ids are used again."""
+        """Kill the rest of the process group before a new start. Only once, since process ids are reused."""
         if not self.swept:
             self._signal(signal.SIGKILL)
             self._child.wait()
@@ -130,7 +130,7 @@ class Process:
             os.killpg(self.pid, number)
 
     def last_words(self) -> str:
-        """Why it ended, as far as its log tells: Flower's programs write the reason below an exit code."""
+        """Return why the program ended, according to its log: Flower's programs write the reason below an exit code."""
         if self._child.returncode is not None and self._child.returncode < 0:
             return f"signal {-self._child.returncode}"
         with self.log.open("rb") as log:

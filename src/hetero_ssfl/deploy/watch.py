@@ -1,4 +1,4 @@
-"""A run folder, read while another process writes it, as events for a view."""
+"""Follow a run folder that another process writes, and pass its events to a view."""
 
 import json
 from itertools import takewhile
@@ -9,7 +9,7 @@ from ..progress import RunView
 
 
 class RunWatch:
-    """Tells a view what has happened in a run folder since the last look."""
+    """Passes the new events of a run folder to a view."""
 
     def __init__(self, run_dir: Path, view: RunView) -> None:
         self.run_dir, self.view = run_dir, view
@@ -24,7 +24,7 @@ class RunWatch:
     def look(self) -> None:
         self._show_status()
         lines = self._lines()
-        # A server that goes on drops what an unfinished round left: the old and the new part ways somewhere.
+        # A server that continues drops the events of an unfinished round, so lines that we have seen may disappear.
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.told, lines, strict=False)))
         for event in from_lines(lines[same:]):
             self._show(event)
@@ -41,7 +41,7 @@ class RunWatch:
         self.view(event)
 
     def _show_status(self) -> None:
-        """What the server is doing right now: a bar and a note on a terminal, nothing in a log file."""
+        """Show what the server is doing: a bar and a note on a terminal, nothing in a log file."""
         try:
             text = (self.run_dir / "status.json").read_text()
         except FileNotFoundError:
@@ -61,4 +61,4 @@ class RunWatch:
             text = (self.run_dir / "events.jsonl").read_text()
         except FileNotFoundError:
             return []
-        return text[: text.rfind("\n") + 1].splitlines()  # the last line may be in the making
+        return text[: text.rfind("\n") + 1].splitlines()  # the last line may be incomplete

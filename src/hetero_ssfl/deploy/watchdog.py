@@ -1,7 +1,7 @@
-"""Kills what a supervisor started when the supervisor itself is killed. Runs as a process of its own.
+"""Kills the programs of a supervisor when the supervisor itself is killed. Runs as a separate process.
 
-The supervisor writes lines `+GROUP` and `-GROUP` (process groups that began and ended) into its standard input.
-The pipe closes when the supervisor ends, however it ends; whatever groups are left then are killed.
+The supervisor writes lines `+GROUP` and `-GROUP` (process groups that started and ended) to its standard input.
+The pipe closes when the supervisor ends for any reason; the remaining groups are then killed.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What `deploy init` writes. Nothing is half-written: all of it is built beside its place and renamed into it."""
+"""Write a deployment folder (`deploy init`). It is built under a temporary name and then renamed."""
 
 import os
 import secrets
@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from . import flower, pki
 from .layout import Deployment, address
 
-ENCODERS = (  # participants differ, which is the point
+ENCODERS = (  # different for each participant
     "resnet8(width=16)",
     "mobilenet(width=16)",
     "vit(width=64, depth=3, heads=2)",
@@ -21,17 +21,19 @@ ENCODERS = (  # participants differ, which is the point
     "resnet14(width=12)",
 )
 
-# What a federation's settings begin with: to be edited, or small enough to see everything work within minutes.
+# Initial values of a federation's config: to be edited, or (demo) small enough to run within minutes.
 START = {"rounds": 10, "local_epochs": 2, "side": 32, "channels": 3, "rad": "rad", "rad_size": 500, "data": "images"}
 DEMO = {"rounds": 3, "local_epochs": 1, "side": 16, "channels": 1, "rad": "digits", "rad_size": 64, "data": "digits"}
 
 
 def initialise(deployment: Deployment, days: int = 825, demo: bool = False) -> None:
-    """Write the folder, all of it or nothing."""
-    pki.general_name(deployment.host)  # a host that cannot work is refused before anything is written
+    """Write the deployment folder completely or not at all."""
+    pki.general_name(deployment.host)  # raises for an invalid host before anything is written
     folder = deployment.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"'{folder}' exists and is not an empty folder. Choose another: keys are never overwritten.")
+        raise ConfigError(
+            f"'{folder}' exists and is not an empty folder. Choose another folder: keys are never overwritten."
+        )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -47,16 +49,16 @@ def initialise(deployment: Deployment, days: int = 825, demo: bool = False) -> N
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
-        raise ConfigError(f"cannot write '{folder}': {error.strerror}. Nothing was left behind.") from None
+        raise ConfigError(f"cannot write '{folder}': {error.strerror}. No files were left behind.") from None
 
 
 def renew_certificate(deployment: Deployment, days: int) -> str:
-    """A new certificate for the server, by the same CA; returns the day it ends."""
+    """Create a new server certificate with the same CA. Return the date on which it expires."""
     ca = deployment.folder / "ca"
     try:
         authority = pki.load((ca / "ca.crt").read_bytes(), (ca / "ca.key").read_bytes())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"'{ca}' cannot sign ({error}). Put ca.crt and ca.key back in their place.") from None
+        raise ConfigError(f"'{ca}' cannot sign ({error}). Restore ca.crt and ca.key there.") from None
     server = pki.server_certificate(authority, deployment.host, days)
     writer = Writer(deployment, deployment.folder)
     for name, content, mode in (
@@ -71,7 +73,7 @@ def renew_certificate(deployment: Deployment, days: int) -> str:
 
 
 class Writer:
-    """Writes one deployment into a folder that need not be its final place."""
+    """Writes one deployment into a folder, which may be a temporary one."""
 
     def __init__(self, deployment: Deployment, folder: Path) -> None:
         self.deployment, self.folder = deployment, folder
@@ -98,21 +100,25 @@ class Writer:
         self.put("server/federation.toml", fill("federation.toml", **settings, count=count, enough=max(1, count - 1)))
         self.write_loop("server")
         superlink = flower.superlink("$here", "${BIND:-" + it.bind + "}", str(it.port), "$here/superlink.db", it.secure)
-        self.script("server/start-superlink.sh", "The meeting point of all nodes.", _forever(superlink))
+        self.script("server/start-superlink.sh", "Run the SuperLink, which all nodes connect to.", _forever(superlink))
         superexec = flower.superexec("$here", local, it.secure)
-        self.script("server/start-superexec.sh", "Starts the server's part of each run.", _forever(superexec))
+        self.script(
+            "server/start-superexec.sh",
+            "Run the SuperExec, which starts the server app of each run.",
+            _forever(superexec),
+        )
         self.write_calls(local)
 
     def write_calls(self, superlink: str) -> None:
-        """Scripts that end: they tell the SuperLink something through Flower's own command, `flwr`."""
+        """Write the scripts that call the SuperLink through Flower's command `flwr` and then end."""
         connection = flower.connection(superlink, "$here/ca.crt", self.deployment.secure)
-        about = "Flower's own command, for this deployment: `./flwr.sh list`, `./flwr.sh supernode list`."
+        about = "Flower's command `flwr` for this deployment: `./flwr.sh list`, `./flwr.sh supernode list`."
         self.script("server/flwr.sh", about, fill("flwr.sh", connection=connection.rstrip()))
         register = flower.shell(["$here/flwr.sh", *flower.register("$key", "$name")])
-        about = "Let in the nodes whose public keys are in node-keys/. To do it twice does no harm."
+        about = "Register the nodes whose public keys are in node-keys/. Running it twice is safe."
         self.script("server/register-nodes.sh", about, fill("register-nodes.sh", register=register))
         run = flower.run("$here/app", "$here/federation.toml", "${RUN_DIR:-$here/run}")
-        about = "Start the run, or go on with it, and show the server's log. RUN_DIR=/PATH names another run folder."
+        about = "Start or continue the run, and show the server's log. RUN_DIR=/PATH names another run folder."
         self.script("server/run.sh", about, "exec " + flower.shell(["$here/flwr.sh", *run, "--stream"]))
 
     def write_node(self, name: str, encoder: str, settings: Mapping[str, object]) -> None:
@@ -120,7 +126,7 @@ class Writer:
         self.put(f"{folder}/node.toml", fill("node.toml", **settings, name=name, encoder=encoder))
         self.write_loop(folder)
         start = flower.supernode("$here", "${SUPERLINK:-" + it.superlink + "}", "${NODE_PORT:-9094}", it.secure)
-        about = "Take part in the federation, until stopped. SUPERLINK names another host:port, NODE_PORT a free port."
+        about = "Take part in the federation until stopped. SUPERLINK names another host:port, NODE_PORT a free port."
         self.script(f"{folder}/start.sh", about, _forever(start))
 
     def write_about(self, days: int) -> None:
@@ -140,7 +146,7 @@ class Writer:
     def put(self, name: str, content: str | bytes, mode: int = 0o644) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The mode from the first moment: a key that could be read for an instant was read.
+        # Set the mode at creation, so that a key is never readable by others, not even briefly.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content if isinstance(content, bytes) else content.encode())
 

@@ -1,4 +1,4 @@
-"""What the encoders learned: probes on frozen features, and how alike the clients are."""
+"""Evaluate encoders: probes on frozen features, and fine-tuning with few labels."""
 
 from .features import extract_features
 from .finetune import finetune, share_of_labels

@@ -8,7 +8,7 @@ from ..data import to_input
 
 @torch.no_grad()
 def extract_features(encoder: nn.Module, pixels: Tensor, batch: int = 512) -> Tensor:
-    """Clean images through the encoder in evaluation mode, float32 on the CPU."""
+    """Return the features of images without augmentation, in evaluation mode, as float32 on the CPU."""
     was_training = encoder.training
     encoder.eval()
     device = next(encoder.parameters()).device

@@ -1,4 +1,4 @@
-"""Semi-supervised evaluation: the whole encoder goes on learning from a few labels."""
+"""Semi-supervised evaluation: fine-tune the whole encoder on a few labels."""
 
 import copy
 
@@ -13,7 +13,7 @@ from .features import extract_features
 
 
 def finetune(encoder: nn.Module, train: Images, test: Images, config: EvaluationConfig, seed: int) -> float:
-    """Accuracy in percent on `test` after training a copy of the encoder and a linear layer on `train`."""
+    """Train a copy of the encoder and a linear layer on `train`; return the accuracy in percent on `test`."""
     assert train.labels is not None
     assert test.labels is not None
     classes, targets = train.labels.unique(return_inverse=True)
@@ -27,7 +27,7 @@ def finetune(encoder: nn.Module, train: Images, test: Images, config: Evaluation
         batch = min(64, len(train))
         for _ in range(config.finetune_epochs):
             for rows in torch.randperm(len(train), generator=rng).split(batch):
-                if len(rows) < 2:  # BatchNorm has nothing to say about one image
+                if len(rows) < 2:  # BatchNorm cannot train on one image
                     continue
                 loss = F.cross_entropy(model(to_input(train.pixels[rows].to(device))), targets[rows].to(device))
                 optimiser.zero_grad(set_to_none=True)
@@ -40,7 +40,7 @@ def finetune(encoder: nn.Module, train: Images, test: Images, config: Evaluation
 
 
 def share_of_labels(labels: Tensor, share: float, seed: int) -> Tensor:
-    """Rows of a random share of each class's examples, at least one of each."""
+    """Return the rows of a random fraction of each class's examples, at least one of each."""
     order = torch.randperm(len(labels), generator=rng_for(seed, "share of labels"))
     chosen = []
     for label in labels.unique():

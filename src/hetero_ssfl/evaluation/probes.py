@@ -1,4 +1,4 @@
-"""What a frozen encoder's features are worth: a linear classifier and nearest neighbours."""
+"""Probe the features of a frozen encoder with a linear classifier and nearest neighbours."""
 
 from dataclasses import dataclass
 
@@ -23,8 +23,8 @@ class Labeled:
 
 
 def probe(train: Labeled, test: Labeled, config: EvaluationConfig, seed: int) -> dict[str, float]:
-    """Accuracy in percent of each probe the config names."""
-    classes, train_y = train.y.unique(return_inverse=True)  # classes are the training labels', never the test's
+    """Return the accuracy in percent of each probe in the config."""
+    classes, train_y = train.y.unique(return_inverse=True)  # classes come from training labels, never from test labels
     results = {}
     if "linear" in config.probes:
         predicted = linear_probe(Labeled(train.x, train_y), test.x, config, seed)
@@ -36,7 +36,7 @@ def probe(train: Labeled, test: Labeled, config: EvaluationConfig, seed: int) ->
 
 
 def linear_probe(train: Labeled, test_x: Tensor, config: EvaluationConfig, seed: int) -> Tensor:
-    """Predicted classes of a linear (or one-hidden-layer) classifier: Adam, cross-entropy, fixed epochs."""
+    """Return the classes predicted by a linear (or one-hidden-layer) classifier: Adam, cross-entropy, fixed epochs."""
     x = train.x
     if config.standardize:
         mean, std = x.mean(0), x.std(0).clamp_min(1e-6)
@@ -59,7 +59,7 @@ def _fit(classifier: nn.Sequential, x: Tensor, y: Tensor, config: EvaluationConf
     optimiser = torch.optim.Adam(classifier.parameters(), lr=config.lr)
     for _ in range(config.epochs):
         for rows in torch.randperm(len(x), generator=rng).split(config.batch):
-            # Not x[rows]: index_select copies whole rows, several times as fast, and gives the same bits.
+            # index_select copies whole rows several times as fast as x[rows] and gives the same bits.
             loss = F.cross_entropy(classifier(x.index_select(0, rows)), y.index_select(0, rows))
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
@@ -68,8 +68,8 @@ def _fit(classifier: nn.Sequential, x: Tensor, y: Tensor, config: EvaluationConf
 
 @torch.no_grad()
 def _fit_linear(classifier: nn.Sequential, x: Tensor, y: Tensor, config: EvaluationConfig, rng: Generator) -> None:
-    """The same steps as `_fit` in half the time, with gradient and Adam written out (and classes in rows, batches in
-    one buffer): a linear layer is so small that autograd and the optimiser cost as much as its arithmetic."""
+    """Take the same steps as `_fit` in half the time, with gradient and Adam written out (classes in rows, batches in
+    one buffer): for a linear layer, autograd and the optimiser cost as much as the arithmetic."""
     layer = classifier[0]
     assert isinstance(layer, nn.Linear)
     classes, width = layer.weight.shape
@@ -98,7 +98,7 @@ def _fit_linear(classifier: nn.Sequential, x: Tensor, y: Tensor, config: Evaluat
 
 
 def knn_probe(train: Labeled, test_x: Tensor, neighbours: int, temperature: float = 0.1) -> Tensor:
-    """Classes by a vote of the nearest neighbours in cosine similarity, weighted by exp(similarity / temperature)."""
+    """Predict classes by a vote of the nearest neighbours by cosine, weighted by exp(similarity / temperature)."""
     bank = F.normalize(train.x, dim=1)
     votes = []
     for queries in F.normalize(test_x, dim=1).split(1024):
@@ -110,7 +110,7 @@ def knn_probe(train: Labeled, test_x: Tensor, neighbours: int, temperature: floa
 
 
 def few_labels(labels: Tensor, per_class: int | None, seed: int) -> Tensor:
-    """Rows of at most `per_class` random examples of each class; all rows for None."""
+    """Return the rows of at most `per_class` random examples of each class; all rows for None."""
     if per_class is None:
         return torch.arange(len(labels))
     order = torch.randperm(len(labels), generator=rng_for(seed, "few labels"))

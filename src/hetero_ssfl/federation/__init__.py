@@ -1,6 +1,6 @@
 """The only package that imports Flower.
 
-records.py    what travels, and how it is checked
+records.py    packs messages and checks them
 sites/        who takes part, and where their images and models are
 client/       the participant's side of a round
 server/       the server's side of a round
@@ -8,7 +8,7 @@ engines/      worker processes and Ray, which carry the messages on one machine
 running.py    the one way to start or continue a run
 superlink.py  the server's side on Flower's deployment engine
 
-The names below are imported when first used: `engines.forkserver` alone loads no torch.
+The names below are imported on first use, so that importing `engines.forkserver` does not load torch.
 """
 
 from importlib import import_module

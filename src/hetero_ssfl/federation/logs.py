@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line on standard error, for the processes that nobody watches."""
+"""Structured logs for unattended processes: one JSON object per line on standard error."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(who: str) -> logging.Logger:
-    """All of this package's records, under the name of the node or server that speaks; set up once per process."""
+    """Log all records of this package under the name `who` of the node or server. Set up once per process."""
     logger = logging.getLogger("hetero_ssfl")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)

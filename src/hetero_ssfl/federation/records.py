@@ -1,15 +1,17 @@
-"""What travels, in Flower's records: arrays, one set of scalars, and figures.
+"""Messages as Flower records: arrays, scalar fields, and metrics.
 
-Every message says which federation, round and RAD it belongs to, and every reply repeats that: an answer to an old
-question, or one from another RAD, is known as such. Nothing that arrives is believed before it is checked here.
+Every message names its federation, round and RAD, and every reply repeats them, so that a reply to an old message or
+for another RAD is recognised. All received content is checked here before it is used.
 """
 
+import io
 import math
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto, recorddict_to_proto
@@ -27,12 +29,15 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 FIGURE = re.compile(r"[a-z][a-z0-9_]{0,39}(%)?")
 RESERVED = {"event", "round", "client", "bytes_down", "bytes_up", "examples", "excluded", "warning", "seconds"}
 MOST_FIGURES = 100
+LARGEST_FIGURE = 1e30  # sums over clients must stay finite
+LONGEST_HEADER = 1000  # bytes of an array's header, which is parsed as Python literals
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 MOST_EXAMPLES = 10**9
 
 
 @dataclass(frozen=True)
 class Header:
-    """Where a message belongs."""
+    """The federation, round and RAD that a message belongs to."""
 
     federation: str
     round: int
@@ -45,13 +50,13 @@ class Header:
 
 def pack(
     arrays: Mapping[str, Tensor] | None = None,
-    settings: Mapping[str, Scalar] | None = None,
+    fields: Mapping[str, Scalar] | None = None,
     metrics: Mapping[str, float] | None = None,
 ) -> RecordDict:
-    """One message's content."""
+    """Build the content of one message."""
     content = RecordDict()
     content["arrays"] = ArrayRecord(OrderedDict((k, Array(v.cpu().numpy())) for k, v in (arrays or {}).items()))
-    content["settings"] = ConfigRecord(dict(settings or {}))
+    content["settings"] = ConfigRecord(dict(fields or {}))
     content["metrics"] = MetricRecord(dict(metrics or {}))
     return content
 
@@ -73,47 +78,59 @@ def pack_update(header: Header, update: Update) -> RecordDict:
     return pack_reply(header, update.arrays, update.metrics, {"examples": update.examples})
 
 
-# --- reading: whatever is not as it must be is a ProtocolError ---
+# --- reading: invalid content raises ProtocolError ---
 
 
 def arrays_of(content: RecordDict, key: str = "arrays") -> dict[str, Tensor]:
     record: Mapping[str, Array] = content.array_records.get(key, {})
-    try:
-        return {str(name): torch.from_numpy(array.numpy()) for name, array in record.items()}
-    except (KeyError, TypeError, ValueError, EOFError) as error:  # numpy's reader, on bytes that are not an array
-        raise ProtocolError(f"an array cannot be read: {error}.") from None
+    return {str(name): tensor_of(array, f"array '{str(name)[:40]}'") for name, array in record.items()}
 
 
 def rad_of(content: RecordDict) -> Tensor | None:
     record = content.array_records.get("rad")
     if record is None or "pixels" not in record:
         return None
+    return tensor_of(record["pixels"], "RAD")
+
+
+def tensor_of(array: Array, what: str) -> Tensor:
+    """Decode an array in numpy's format. Header, shape and size are checked before anything is allocated."""
     try:
-        return torch.from_numpy(record["pixels"].numpy())
-    except (KeyError, TypeError, ValueError, EOFError) as error:
-        raise ProtocolError(f"the RAD that was sent cannot be read: {error}.") from None
+        stream = io.BytesIO(array.data)
+        read_header = HEADERS[np.lib.format.read_magic(stream)]
+        shape, fortran, dtype = read_header(stream, max_header_size=LONGEST_HEADER)
+        size, left = math.prod(shape) * dtype.itemsize, len(array.data) - stream.tell()
+        if dtype.hasobject or min(shape, default=0) < 0 or size != left:
+            raise ValueError(f"it claims {size} bytes and has {left}")
+        flat = np.frombuffer(array.data, dtype, offset=stream.tell())
+        return torch.from_numpy(flat.reshape(shape, order="F" if fortran else "C").copy())
+    except Exception as error:  # numpy's reader raises many kinds of errors for bytes that are not an array
+        raise ProtocolError(f"the {what} cannot be read: {str(error)[:80]}.") from None
 
 
-def settings_of(content: RecordDict) -> dict[str, Scalar]:
+def fields_of(content: RecordDict) -> dict[str, Scalar]:
+    """Return the scalar fields of a message. Their record has the key "settings"."""
     record: Mapping[str, object] = content.config_records.get("settings", {})
     return {str(k): v for k, v in record.items() if isinstance(v, (int, float, str, bool))}
 
 
 def metrics_of(content: RecordDict) -> dict[str, float]:
-    """Figures that may stand in an event: plain names, finite numbers."""
+    """Return the metrics of a message, checked for use in an event: plain names and finite numbers."""
     record: Mapping[str, object] = content.metric_records.get("metrics", {})
     if len(record) > MOST_FIGURES:
-        raise ProtocolError(f"{len(record)} figures came, expected at most {MOST_FIGURES}.")
+        raise ProtocolError(f"the message has {len(record)} figures, expected at most {MOST_FIGURES}.")
     for name, value in record.items():
         if not FIGURE.fullmatch(name) or name in RESERVED:
-            raise ProtocolError(f"'{name[:40]}' cannot be the name of a figure.")
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ProtocolError(f"the figure '{name}' is {str(value)[:40]}, expected a finite number.")
+            raise ProtocolError(f"'{name[:40]}' is not a valid name for a figure.")
+        if not isinstance(value, (int, float)) or not abs(value) <= LARGEST_FIGURE:
+            raise ProtocolError(
+                f"the figure '{name}' is {str(value)[:40]}, expected a number between ±{LARGEST_FIGURE:g}."
+            )
     return {name: float(value) for name, value in record.items()}  # type: ignore[arg-type]
 
 
-def header_of(settings: Mapping[str, Scalar]) -> Header:
-    federation, number, rad = (settings.get(key) for key in ("federation", "round", "rad"))
+def header_of(fields: Mapping[str, Scalar]) -> Header:
+    federation, number, rad = (fields.get(key) for key in ("federation", "round", "rad"))
     if not isinstance(federation, str) or not FEDERATION.fullmatch(federation):
         raise ProtocolError(f"the message names federation {str(federation)[:40]!r}, expected 32 hexadecimal digits.")
     if type(number) is not int or not 0 <= number < 10**6:
@@ -128,25 +145,25 @@ def check_header(found: Header, expected: Header, sender: str) -> None:
         a, b = getattr(found, what), getattr(expected, what)
         if a != b:
             raise ProtocolError(
-                f"{sender} answered for {what} {str(a)[:12]}, expected {str(b)[:12]}: not this question."
+                f"{sender} replied for {what} {str(a)[:12]}, expected {str(b)[:12]}: it answers another message."
             )
 
 
 def read_update(content: RecordDict, expected: Header, sender: str) -> Update:
-    """A client's reply to an instruction to train."""
-    settings = settings_of(content)
-    check_header(header_of(settings), expected, sender)
-    examples = settings.get("examples")
+    """Read a client's reply to a train message."""
+    fields = fields_of(content)
+    check_header(header_of(fields), expected, sender)
+    examples = fields.get("examples")
     if type(examples) is not int or not 1 <= examples <= MOST_EXAMPLES:
         raise ProtocolError(
-            f"{sender} says it trained on {str(examples)[:40]} images, expected 1 to {MOST_EXAMPLES:,}."
+            f"{sender} reports training on {str(examples)[:40]} images, expected 1 to {MOST_EXAMPLES:,}."
         )
     return Update(examples, arrays_of(content), metrics_of(content))
 
 
 def read_figures(content: RecordDict, expected: Header, sender: str) -> dict[str, float]:
-    """A client's reply to an instruction to evaluate."""
-    check_header(header_of(settings_of(content)), expected, sender)
+    """Read a client's reply to an evaluate message."""
+    check_header(header_of(fields_of(content)), expected, sender)
     return metrics_of(content)
 
 
@@ -162,12 +179,12 @@ def decode(data: bytes) -> Message:
 
 
 def content_size(content: RecordDict) -> int:
-    """Bytes of a message's content as it travels."""
+    """Return the size in bytes of a serialized message content."""
     return recorddict_to_proto(content).ByteSize()
 
 
 def encoded_size(message: Message) -> int:
-    """Bytes of the whole message as it travels."""
+    """Return the size in bytes of a whole serialized message."""
     return message_to_proto(message).ByteSize()
 
 
@@ -175,7 +192,7 @@ def check_size(message: Message, limit_mb: int, sender: str) -> int:
     size = encoded_size(message)
     if size > limit_mb * 2**20:
         raise ProtocolError(
-            f"a message of {sender} has {size / 2**20:,.0f} MB, the limit is {limit_mb} MB. "
+            f"a message from {sender} has {size / 2**20:,.0f} MB, the limit is {limit_mb} MB. "
             "Lower alignment.rank or rad.size, or raise message_mb on both sides."
         )
     return size

@@ -1,11 +1,11 @@
-"""One way to start a run: `open_run` creates or opens it, `serve` plays it on any grid, `run_here` on this machine.
+"""Start or continue a run: `open_run` creates or opens it, `serve` runs it on any grid, `run_here` on this machine.
 
-What happens in a folder (the policy for the command line, for Python and for a deployment):
+The command line, Python and deployments follow the same policy for a run folder:
 
-- It holds no run: everything that the run needs is tried first; only then is the folder written.
-- It holds a run with the same settings and participants: the run continues after its last finished round. A finished
-  one stays as it is.
-- It holds another run: refused, with the first difference. A run is never overwritten.
+- It holds no run: the run's parts are checked first; the folder is written only if they work.
+- It holds a run with the same config and participants: the run continues after its last finished round. A finished
+  run is left unchanged.
+- It holds another run: an error names the first difference. A run is never overwritten.
 """
 
 import os
@@ -43,20 +43,20 @@ from .sites.participant import Participant
 
 
 def start(config: Config, run_dir: Path, listen: Listener, nodes: Sequence[Path] = ()) -> RunFolder:
-    """Run to the end, or continue; `nodes` are settings files of participants that bring their own images."""
+    """Run a federation to the end, or continue it. `nodes` are settings files of participants with their own images."""
     if config.engine.kind == "in-process":
-        open_fork_server()  # it imports while the data are read here
+        open_fork_server()  # it imports torch while this process reads the data
     site: Site = NodeSite(nodes) if nodes else SimulatedSite(RunFolder(run_dir))
     return run_here(open_run(run_dir, config, site), site, listen)
 
 
 def resume(folder: RunFolder, listen: Listener) -> RunFolder:
-    """Continue after the last finished round; a finished run stays as it is."""
+    """Continue a run after its last finished round. A finished run is left unchanged."""
     return run_here(folder, open_site(folder), listen)
 
 
 def open_run(path: Path, config: Config, site: Site) -> RunFolder:
-    """Create the run, or open it to continue: see the policy above."""
+    """Create the run, or open it to continue. See the module docstring for the policy."""
     method_for(config)
     check_tracking(config)
     if not RunFolder(path).exists:
@@ -68,21 +68,21 @@ def open_run(path: Path, config: Config, site: Site) -> RunFolder:
     )
     if found:
         raise RunError(
-            f"'{path}' holds a run with other {found}. Continue that one with: {resume_command(path)}; "
+            f"'{path}' holds a run with different {found}. Continue that run with: {resume_command(path)}; "
             "or choose another run folder."
         )
     return folder
 
 
 def new_folder(config: Config) -> Path:
-    """Where a run goes if nobody says: runs/NAME-METHOD-seedN, or the next free name."""
+    """Return the default folder of a new run: runs/NAME-METHOD-seedN, or the next free name."""
     name = Path("runs", f"{config.name}-{config.method.rpartition(':')[2]}-seed{config.seed}")
     choices = chain([name], (name.with_name(f"{name.name}-{k}") for k in count(2)))
     return next(path for path in choices if not path.exists())
 
 
 def _difference(before: Config, now: Config) -> str | None:
-    """The first setting that differs, with both values."""
+    """Return the first setting that differs, with both values; None if all are equal."""
     old, new = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
     key = next((key for key in {**old, **new} if old.get(key) != new.get(key)), None)
     return key and f"settings ({key} is {old.get(key)} there and {new.get(key)} here)"
@@ -95,11 +95,11 @@ def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
-# --- playing the rounds ---
+# --- running the rounds ---
 
 
 def serve(grid: Grid, run: RunFolder, listen: Listener) -> None:
-    """Play all rounds that are left, one process at a time in a folder."""
+    """Run all remaining rounds. Only one process at a time can do this in a folder."""
     config = run.config
     with run.lock(), torch_threads(config.engine.threads):
         if not run.finished:
@@ -107,7 +107,7 @@ def serve(grid: Grid, run: RunFolder, listen: Listener) -> None:
 
 
 def run_here(folder: RunFolder, site: Site, listen: Listener) -> RunFolder:
-    """Play the run on this machine, on the engine that its config names."""
+    """Run the federation on this machine, with the engine that its config names."""
     config = folder.config
     if folder.finished:
         return folder
@@ -123,7 +123,11 @@ def run_here(folder: RunFolder, site: Site, listen: Listener) -> RunFolder:
 
 
 def open_grid(site: Site, config: Config, listen: Listener) -> InProcessGrid | InlineGrid:
-    """Worker processes; for objects of this process, forks of it, or itself where a fork is not safe."""
+    """Open a grid of worker processes.
+
+    If only this process has the participants, the workers are forked from it; where a fork is not safe, the clients
+    run in this process.
+    """
 
     def on_progress(name: str, done: float, loss: float) -> None:
         listen(Progressed(name, done, loss))
@@ -135,7 +139,7 @@ def open_grid(site: Site, config: Config, listen: Listener) -> InProcessGrid | I
             node["gpu-fraction"] = gpu_fraction(config, k, workers)
     if not site.only_this_process:
         return InProcessGrid(nodes, workers, threads, on_progress)
-    # OpenMP's threads do not survive a fork, so a child must not need any; neither does CUDA.
+    # Neither OpenMP threads nor CUDA survive a fork, so a forked worker must not need them.
     safe = sys.platform == "linux" and config.engine.device == "cpu" and threads == 1
     if not safe or torch.cuda.is_initialized():
         return InlineGrid(nodes, site, on_progress)
@@ -143,13 +147,13 @@ def open_grid(site: Site, config: Config, listen: Listener) -> InProcessGrid | I
 
 
 def gpu_fraction(config: Config, client: int, workers: int) -> float:
-    """How much of the GPU's memory a client may use while it trains."""
+    """Return the fraction of the GPU's memory that a client may use while it trains."""
     return config.model_of(client).gpu_fraction or 1 / workers
 
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """The server's sums, too, must not depend on the machine's number of cores."""
+    """Set the number of torch threads within a block: the server's sums must not depend on the number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -158,11 +162,14 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# --- looking at a run's participants afterwards ---
+# --- the participants of an existing run ---
 
 
 def participants(folder: RunFolder, site: Site, config: Config) -> Iterator[Participant]:
-    """The participants on this machine, as they are now. A stranger's folder may name code: it must be trusted."""
+    """Yield the participants on this machine in their current state.
+
+    A run folder from elsewhere may name code to import, so that code must be trusted first.
+    """
     check_trusted(config.method, "method")
     names, facts = site.names(config), folder.read_json("facts.json")
     header = Header(facts.get("federation", ""), 0, facts.get("rad_digest", ""))
@@ -175,14 +182,14 @@ def participants(folder: RunFolder, site: Site, config: Config) -> Iterator[Part
 
 
 def reevaluate(folder: RunFolder, config: Config, split: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """Probe a run's models again, one client at a time, with other `[evaluation]` settings if wanted."""
+    """Probe a run's models again, one client at a time. `config` may change settings of `[evaluation]`."""
     with torch_threads(config.engine.threads):
         for participant in participants(folder, open_site(folder), config):
             yield participant.name, evaluate(participant, participant.newest(), split)
 
 
 def mutual_cka_of(folder: RunFolder, site: Site, trained: bool) -> tuple[list[str], Tensor]:
-    """The clients' names, and how alike their encoders represent the RAD, before or after the run."""
+    """Return the clients' names and the mutual CKA of their encoders on the RAD, before or after training."""
     everyone = list(participants(folder, site, folder.config))
     encoders = [(p.newest() if trained else p.untrained()).encoder for p in everyone]
     features = [extract_features(e, p.rad) for e, p in zip(encoders, everyone, strict=True)]

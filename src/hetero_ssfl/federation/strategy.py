@@ -1,7 +1,8 @@
-"""Hetero-SSFL as a Strategy, for people who have a Flower project of their own: examples/flower_project.py.
+"""Hetero-SSFL as a Flower Strategy, for existing Flower projects. See examples/flower_project.py.
 
-Their ClientApp trains as it likes and replies with `{"factor": client_factor(representations of the RAD, alignment)}`;
-what comes down in the next round is the mean kernel's factor, for `alignment_distance`. Sampling is FedAvg's.
+The project's ClientApp trains in its own way and replies with
+`{"factor": client_factor(representations of the RAD, alignment)}`. In the next round it receives the factor of the mean
+kernel, for `alignment_distance`. Sampling is FedAvg's.
 """
 
 import logging
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class HeteroSSFLStrategy(FedAvg):
-    """FedAvg's sampling; what is aggregated are kernels on `rad_size` shared images, not weights."""
+    """Sample clients as FedAvg does, and aggregate their kernels on `rad_size` shared images instead of weights."""
 
     def __init__(self, rad_size: int, alignment: AlignmentConfig | None = None, **sampling: Any) -> None:
         super().__init__(**sampling)
@@ -30,7 +31,8 @@ class HeteroSSFLStrategy(FedAvg):
         if alignment.form != "factor" or alignment.leave_one_out:
             raise ConfigError(
                 f"alignment has form = '{alignment.form}' and leave_one_out = {alignment.leave_one_out}, expected "
-                "'factor' and False: a Strategy sends all nodes the same. Use hetero-ssfl's own server for these."
+                "'factor' and False, because a Strategy sends the same arrays to all nodes. "
+                "Use hetero-ssfl's own server for other values."
             )
         config = Config(rad=RadConfig(size=rad_size), alignment=alignment)
         self.method, self.state = HeteroSSFL(config), ServerState(0, ())
@@ -38,7 +40,7 @@ class HeteroSSFLStrategy(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The mean kernel of all nodes that ever replied, each as it was then; what cannot be used is left out."""
+        """Average the latest kernel of every node that has ever replied. Unusable replies are left out."""
         arrived, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
         updates: dict[str, Update] = {}
         used: list[RecordDict] = []
@@ -47,7 +49,7 @@ class HeteroSSFLStrategy(FedAvg):
             try:
                 updates[name] = self._read(name, reply, used)
             except ProtocolError as error:
-                log.warning("round %d goes on without a reply: %s", server_round, error)
+                log.warning("round %d continues without a reply: %s", server_round, error)
                 continue
             used.append(reply.content)
         if not updates:
@@ -64,10 +66,12 @@ class HeteroSSFLStrategy(FedAvg):
         examples = _figures(reply.content).get(self.weighted_by_key)
         if not isinstance(examples, int) or examples < 1:
             raise ProtocolError(
-                f"{name} says '{self.weighted_by_key}' is {str(examples)[:40]}, expected a count of at least 1."
+                f"{name} reports '{self.weighted_by_key}' = {str(examples)[:40]}, expected an integer of at least 1."
             )
         if others and _kinds(reply.content) != _kinds(others[0]):
-            raise ProtocolError(f"{name} sent other figures than the rest, expected {sorted(_kinds(others[0]))}.")
+            raise ProtocolError(
+                f"{name} sent different figures from the other nodes, expected {sorted(_kinds(others[0]))}."
+            )
         update = Update(examples, arrays_of(reply.content, self.arrayrecord_key))
         self.method.check(self.state, name, update)
         return update
@@ -78,5 +82,5 @@ def _figures(content: RecordDict) -> Mapping[str, object]:
 
 
 def _kinds(content: RecordDict) -> dict[str, bool]:
-    """Names of the figures, and which of them are lists: what can be averaged together."""
+    """Return the names of the figures and whether each is a list. Only replies with equal kinds can be averaged."""
     return {name: isinstance(value, list) for name, value in _figures(content).items()}

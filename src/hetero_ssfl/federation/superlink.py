@@ -1,7 +1,7 @@
 """The server's side on Flower's deployment engine: `flwr run` starts `server_app` beside the SuperLink.
 
-Run config: `config` (a TOML file) and `run-dir`. Starting it again with the same run-dir continues after the last
-finished round, whatever ended it before.
+The run config has `config` (a TOML file) and `run-dir`. Starting again with the same run-dir continues after the last
+finished round.
 """
 
 import logging
@@ -29,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
         serve(grid, open_run(Path(_setting(context, "run-dir")), config, NodeSite()), log_event)
     except HeteroSSFLError as error:
         log.error("%s", error)
-        raise RuntimeError(str(error)) from None  # Flower reports these words; it would take an exit for a lost task
+        raise RuntimeError(str(error)) from None  # Flower reports this text; it would treat sys.exit as a lost task
 
 
 def log_event(event: Event) -> None:

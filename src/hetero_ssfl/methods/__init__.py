@@ -1,4 +1,4 @@
-"""The methods by name: ours, those of installed packages (entry points), and a user's own `package.module:Class`."""
+"""Find methods by name: built-in, from installed packages (entry points), or a user's `package.module:Class`."""
 
 import difflib
 from importlib.metadata import entry_points
@@ -20,7 +20,7 @@ ENTRY_POINTS = "hetero_ssfl.methods"
 
 
 def method_class(name: str) -> type[Method]:
-    """The class behind a method's name."""
+    """Return the class of a method."""
     if name in METHODS:
         return METHODS[name]
     installed = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
@@ -33,17 +33,19 @@ def method_class(name: str) -> type[Method]:
         )
     found = find(installed[name].value if name in installed else name, "method")
     if not isinstance(found, type) or not issubclass(found, Method):
-        raise ConfigError(f"method '{name}' is no subclass of hetero_ssfl.Method. Derive it from that or HeteroSSFL.")
+        raise ConfigError(
+            f"method '{name}' is not a subclass of hetero_ssfl.Method. Derive it from Method or HeteroSSFL."
+        )
     return found
 
 
 def method_for(config: Config) -> Method:
-    """The method a config names, if its models allow it."""
+    """Return the method of a config. Raises ConfigError if the other settings do not allow it."""
     kind = method_class(config.method)
     if kind.ssl_kind and config.ssl.kind != kind.ssl_kind:
         raise ConfigError(
             f"method '{config.method}' is defined for ssl.kind = '{kind.ssl_kind}', not '{config.ssl.kind}'. "
-            "Change ssl.kind, or the method (fedbyol and fedsimsiam are each other's counterpart)."
+            "Change ssl.kind or the method (fedbyol is for byol, fedsimsiam for simsiam)."
         )
     if kind.needs_labels and config.rad.in_ssl:
         raise ConfigError(
@@ -53,7 +55,7 @@ def method_for(config: Config) -> Method:
     if kind.averages_weights and len(models) > 1:
         raise ConfigError(
             f"method '{config.method}' averages weights and needs equal models, but clients.models has {len(models)} "
-            "different ones. Name one model, or use method = 'hetero-ssfl', which lets them differ."
+            "different ones. Use one model, or method = 'hetero-ssfl', which supports different models."
         )
     return kind(config)
 

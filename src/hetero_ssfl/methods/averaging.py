@@ -1,9 +1,9 @@
 """FedBYOL, FedSimSiam and supervised FedAvg. Each round:
-1. the server sends the global online encoder, projector and predictor; a client replaces its own by them;
-2. the client trains its loss; BYOL's target network stays local;
-3. the client returns the three; the server averages them with weights n_k / n over the round's clients.
+1. the server sends the global online encoder, projector and predictor, which replace the client's own;
+2. the client trains on its loss; BYOL's target network stays local;
+3. the client returns the three networks; the server averages them with weights n_k / n over the round's clients.
 
-BatchNorm's running statistics are averaged like weights; its batch counter, an integer, takes the largest value.
+BatchNorm's running statistics are averaged like weights; its integer batch counter takes the largest value.
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,18 @@ from .base import Broadcast, ClientId, Method, ServerState, Update, check_like
 
 ENCODER = ("encoder.", "projector.")
 NETWORKS = (*ENCODER, "predictor.")
-LARGEST_STEP = 10.0  # a round cannot multiply the norm of all weights by more
+LARGEST_STEP = 10.0  # a round may multiply the norm of all weights by at most this factor
 STATISTICS = ("running_mean", "running_var")
+SHORTCUTS = (".shortcut.", ".downsample.")  # their names in this package and in torchvision
 
 
 class FedBYOL(Method):
     name = "fedbyol"
     ssl_kind: ClassVar[str | None] = "byol"
-    opening = "first"  # all start from one initialisation: an average of several is none
+    opening = "first"  # all clients start from one initialisation: an average of several would be useless
     averages_weights = True
     shared: ClassVar[tuple[str, ...]] = NETWORKS
-    """What travels, by the beginning of its name."""
+    """Prefixes of the weights that are sent."""
 
     def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
         return Broadcast(state.round + 1, state.shared)
@@ -54,14 +55,17 @@ class FedBYOL(Method):
 
     def check(self, state: ServerState, client: ClientId, update: Update) -> None:
         super().check(state, client, update)
-        if not state.shared:  # the opening: there is nothing yet to compare with
+        if not state.shared:  # the opening: there is nothing to compare with yet
             if not update.arrays:
-                raise ProtocolError(f"{client} sent no weights, expected those of its networks.")
+                raise ProtocolError(f"{client} sent no weights, expected the weights of its networks.")
             return
         check_like(update.arrays, state.shared, client)
         size, usual = (sum(float(a.double().square().sum()) for a in m.values()) for m in (update.arrays, state.shared))
         if size > LARGEST_STEP**2 * max(usual, 1.0):
-            raise ProtocolError(f"{client} sent weights {(size / usual) ** 0.5:.0f} times as large as the global ones.")
+            raise ProtocolError(
+                f"{client} sent weights {(size / usual) ** 0.5:.0f} times as large as the global weights, "
+                f"expected at most {LARGEST_STEP:.0f} times."
+            )
 
     def check_broadcast(self, client: TrainingClient, down: Broadcast) -> None:
         super().check_broadcast(client, down)
@@ -77,14 +81,14 @@ class FedBYOL(Method):
 
 
 class FedSimSiam(FedBYOL):
-    """The same without a target network."""
+    """FedBYOL without a target network."""
 
     name = "fedsimsiam"
     ssl_kind = "simsiam"
 
 
 class FedAvg(FedBYOL):
-    """Supervised: encoder and a linear classifier on one view of each labeled image. BYOL's heads idle at home."""
+    """Supervised training of the encoder and a linear classifier on one view of each image. BYOL's heads are unused."""
 
     name = "fedavg"
     ssl_kind = None
@@ -96,7 +100,7 @@ class FedAvg(FedBYOL):
 
 
 def supervised(client: TrainingClient, pixels: Tensor, labels: Tensor | None, rng: Generator) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the classifier."""
+    """Compute the cross-entropy of the classifier."""
     assert labels is not None
     assert client.learner.classifier is not None
     features = client.learner.encoder(random_view(pixels, client.config.views, rng))
@@ -104,22 +108,22 @@ def supervised(client: TrainingClient, pixels: Tensor, labels: Tensor | None, rn
 
 
 def load_shared(client: TrainingClient, weights: Mapping[str, Tensor], also_target: bool = False) -> None:
-    """Replace the client's networks by global ones; nothing for the opening, which brings none."""
+    """Replace the client's networks by the global ones. Does nothing in the opening, which sends no weights."""
     learner = client.learner
     if weights:
         learner.load_state_dict({**learner.state_dict(), **weights})
         if learner.target is not None and (also_target or client.round == 0):
-            # A first target of another beginning than the online network's would teach noise.
+            # A target network with a different initialisation than the online network would give noise as targets.
             learner.target.load_state_dict(learner.online.state_dict())
 
 
 def global_weights(down: Broadcast) -> dict[str, Tensor]:
-    """The networks in a broadcast, without what else it carries."""
+    """Return only the networks of a broadcast."""
     return {key: value for key, value in down.arrays.items() if key.startswith(NETWORKS)}
 
 
 def measured_training(client: TrainingClient, round_number: int) -> dict[str, float]:
-    """Train, and measure how far that moved the encoder (`drift`); nothing in the opening."""
+    """Train, and measure how far training moved the encoder (`drift`). Does nothing in the opening."""
     if round_number == 0:
         return {}
     before = shared_weights(client.learner)
@@ -128,14 +132,17 @@ def measured_training(client: TrainingClient, round_number: int) -> dict[str, fl
 
 
 def divergence(a: Mapping[str, Tensor], b: Mapping[str, Tensor], norm: str) -> float:
-    """||W_a - W_b|| over all parameters of the online encoder (with its projector), or the mean over its layers.
+    """Return the distance between two online encoders.
 
-    The predictor is another network and BatchNorm's statistics are no parameters: neither counts.
+    `layer-mean` is the mean of ||W_a - W_b|| over convolutions, as in FedU's published code, without shortcuts,
+    projector and BatchNorm. For an encoder without convolutions it is the mean over weight matrices.
+    `euclidean` is ||W_a - W_b|| over all parameters of encoder and projector.
     """
     keys = [k for k in a if k.startswith(ENCODER) and a[k].is_floating_point() and not k.endswith(STATISTICS)]
     if norm == "layer-mean":
-        keys = [k for k in keys if a[k].ndim > 1]  # convolutions and linear maps, no biases or scales
-        return sum(float((a[k] - b[k]).norm()) for k in keys) / len(keys)
+        weights = [k for k in keys if k.startswith("encoder.") and not any(part in k for part in SHORTCUTS)]
+        convolutions = [k for k in weights if a[k].ndim == 4] or [k for k in weights if a[k].ndim > 1]
+        return sum(float((a[k] - b[k]).norm()) for k in convolutions) / len(convolutions)
     return sum(float((a[k].double() - b[k].double()).square().sum()) for k in keys) ** 0.5
 
 
@@ -144,7 +151,7 @@ def shared_weights(learner: Learner, parts: tuple[str, ...] = NETWORKS) -> dict[
 
 
 def average(models: list[Mapping[str, Tensor]], sizes: list[int]) -> dict[str, Tensor]:
-    """sum_k n_k W_k / sum_k n_k for floating-point entries, the maximum for integer ones."""
+    """Return sum_k n_k W_k / sum_k n_k for floating-point entries, the maximum for integer entries."""
     total, out = sum(sizes), {}
     for key, first in models[0].items():
         if first.is_floating_point():

@@ -1,10 +1,10 @@
-"""The contract of a method: what travels, and what each side does with it. Nothing else.
+"""The interface of a method: what is sent, and what each side does with it.
 
-The server loop (federation/server_app.py) and the training loop (training.py) are the same for all methods:
-1. `broadcast`     the server says what goes down to one client;
-2. `local_update`  the client trains on it and says what goes up;
+The server loop (federation/server/loop.py) and the training loop (training.py) are the same for all methods:
+1. `broadcast`     the server returns the message to one client;
+2. `local_update`  the client trains and returns its reply;
 3. `aggregate`     the server turns the replies of a round into its next state.
-Round 0 is an opening, where the method wants one: all clients, or the first, answer once without having trained.
+Round 0 is an optional opening: all clients, or the first, reply once without training.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ ClientId = str
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Server to client, for one round. A client gets the arrays on the device of its networks."""
+    """Message from the server to a client, for one round. The arrays arrive on the device of the client's networks."""
 
     round: int
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Update:
-    """Client to server, after one round."""
+    """Reply from a client to the server, after one round."""
 
     examples: int
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
@@ -45,86 +45,86 @@ class Update:
 
 @dataclass(frozen=True)
 class ServerState:
-    """All the server knows after `round`. Plain tensors, so that it can be saved without pickling."""
+    """Everything the server knows after `round`. It contains plain tensors, so that saving it needs no pickle."""
 
     round: int
     roster: tuple[ClientId, ...]
     shared: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the method keeps for all clients."""
+    """Tensors that the method keeps for all clients."""
     clients: Mapping[ClientId, Mapping[str, Tensor]] = field(default_factory=dict)
-    """What the method keeps of each client's last reply. Saved ones are read from disk when they are looked at."""
+    """Tensors that the method keeps from each client's last reply. Saved ones are read from disk on access."""
     examples: Mapping[ClientId, int] = field(default_factory=dict)
 
 
-COLLAPSED = 0.1  # feature spread: 1 is isotropic, 0 a single point
+COLLAPSED = 0.1  # feature spread: 1 is isotropic, 0 is a single point
 
 
 class Method(ABC):
     name: ClassVar[str]
     story: ClassVar[str | None] = None
-    """What the clients did, for a report; may name {rad}, the number of shared {things}."""
+    """A phrase for reports that says what the clients did. It may use {rad}, the number of shared {things}."""
     opening: ClassVar[Literal["nobody", "first", "all"]] = "nobody"
-    """Which clients answer once, untrained, before round 1."""
+    """Which clients reply once, untrained, before round 1."""
     averages_weights: ClassVar[bool] = False
-    """Needs equal models everywhere."""
+    """Whether all clients need equal models."""
     needs_labels: ClassVar[bool] = False
     ssl_kind: ClassVar[str | None] = None
-    """The only self-supervision the method is defined for, if there is only one."""
+    """The only value of `ssl.kind` that the method supports, or None if it supports all."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     @abstractmethod
     def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
-        """Server: what `client` needs for round `state.round + 1`."""
+        """Server: return the message to `client` for round `state.round + 1`."""
 
     @abstractmethod
     def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
-        """Client: train, and say what the server may know of it."""
+        """Client: train, and return the reply to the server."""
 
     @abstractmethod
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
-        """Server: the state after a round, from the replies that arrived and passed `check`."""
+        """Server: return the state after a round, from the replies that arrived and passed `check`."""
 
     def check(self, state: ServerState, client: ClientId, update: Update) -> None:
         """Server: raise ProtocolError for a reply that must not be used."""
         check_finite(update.arrays, client)
 
     def check_broadcast(self, client: TrainingClient, down: Broadcast) -> None:
-        """Client: raise ProtocolError for an instruction that must not be followed."""
+        """Client: raise ProtocolError for a message that must not be used."""
         check_finite(down.arrays, "the server")
 
     def global_model(self, state: ServerState) -> Mapping[str, Tensor]:
-        """Server: the weights of a model for all, where the method has one."""
+        """Server: return the weights of the global model, if the method has one."""
         return {}
 
     def metrics(self, state: ServerState) -> dict[str, float]:
-        """Server: figures about the state, for the events of a round."""
+        """Server: return figures about the state, for the events of a round."""
         return {}
 
     def portrait(self, state: ServerState) -> dict[str, Any]:
-        """Server: what a report may draw of the state: fields of `events.KernelsSeen`."""
+        """Server: return fields of `events.KernelsSeen`, from which a report draws the state."""
         return {}
 
     def client_warning(self, update: Update) -> str | None:
-        """Server: what is wrong with a client, by its figures."""
+        """Server: return a warning about a client, based on its figures, or None."""
         spread = update.metrics.get("spread", 1.0)
         return f"features have collapsed (spread {spread:.3f})" if spread < COLLAPSED else None
 
     def round_warning(self, figures: Mapping[str, float]) -> str | None:
-        """Server: what is wrong with the round, by the figures of `metrics`."""
+        """Server: return a warning about the round, based on the figures of `metrics`, or None."""
         return None
 
-    # --- what it would cost, before it is run ---
+    # --- costs, estimated before a run ---
 
     def example_messages(
         self, learner: Learner, sample: Tensor
     ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None:
-        """Arrays of the sizes that go down and up for one client and round; None where the method does not say."""
+        """Return arrays of the sizes sent down and up per client and round, or None if the sizes are unknown."""
         return None
 
     def extra_images_per_step(self) -> float:
-        """How many pairs of views a step costs beyond its own batch."""
+        """Return the cost of a step beyond its own batch, in pairs of views."""
         return 0.0
 
 
@@ -135,13 +135,16 @@ def check_finite(arrays: Mapping[str, Tensor], sender: str) -> None:
 
 
 def check_like(arrays: Mapping[str, Tensor], wanted: Mapping[str, Tensor], sender: str) -> None:
-    """The same names, shapes and types."""
+    """Raise ProtocolError unless names, shapes and types are the same."""
     odd = sorted(arrays.keys() ^ wanted.keys())
     if odd:
         raise ProtocolError(
-            f"{sender} sent other arrays than were expected: '{odd[0][:40]}' is on one side only. Are the models equal?"
+            f"{sender} sent the wrong arrays: '{odd[0][:40]}' is missing or unexpected. "
+            "Check that the models are equal."
         )
     for name, array in arrays.items():
         found, expected = ((tuple(a.shape), a.dtype) for a in (array, wanted[name]))
         if found != expected:
-            raise ProtocolError(f"{sender} sent '{name}' as {found}, expected {expected}. Are the models equal?")
+            raise ProtocolError(
+                f"{sender} sent '{name}' as {found}, expected {expected}. Check that the models are equal."
+            )

@@ -1,14 +1,16 @@
-"""FedEMA: FedBYOL whose clients move towards the global model instead of becoming it. Each round:
-1. the server sends the global online encoder, projector and predictor, and the client's lambda if it has one and the
-   client took part in the round before;
-2. with lambda, the client keeps the share m = min(lambda * ||W_g - W_k||, 1) of its own: encoder, projector and
-   predictor become m * local + (1 - m) * global, and the target stays; without, all of them and the target become the
-   global ones; then it trains;
+"""FedEMA: FedBYOL whose clients move towards the global model instead of replacing theirs by it. Each round:
+1. the server sends the global online encoder, projector and predictor, and lambda_k if it is set and client k took part
+   in the previous round;
+2. with lambda_k, the client computes m = min(lambda_k * d_k, 1): encoder, projector and predictor become
+   m * local + (1 - m) * global, and the target stays; without it, all of them and the target become the global ones;
+   then the client trains;
 3. the client returns its networks; the server averages them as FedBYOL does;
-4. after a client's first participation the server fixes lambda_k = tau / ||W_g - W_k||, with the new global model.
+4. after the first participation of client k the server sets lambda_k = tau / d_k.
 
-The published code measures both distances from before to after the client's own training, averaged over layers:
-`averaging.divergence = "training"`, `averaging.norm = "layer-mean"`.
+The distance d_k is that of the published code: between the client's encoder before and after its own training, as a
+mean over convolutions. With `averaging.divergence = "global"` and `averaging.norm = "euclidean"` it is ||W_g - W_k||
+over all parameters, as in the paper, in step 4 with the new global model. As in the published code, only parameters
+move: a client keeps its BatchNorm statistics.
 """
 
 from collections.abc import Mapping
@@ -37,8 +39,9 @@ class FedEMA(FedBYOL):
             as_in_code = self.config.averaging.divergence == "training"
             moved = float(down.arrays["drift"])
             distance = moved if as_in_code else divergence(weights, own, self.config.averaging.norm)
-            share = min(float(down.arrays["lambda"]) * distance, 1.0)
-            weights = {k: torch.lerp(w, own[k], share) if w.is_floating_point() else w for k, w in weights.items()}
+            kept = min(float(down.arrays["lambda"]) * distance, 1.0)
+            moving = {key for key, _ in client.learner.named_parameters()}
+            weights = {key: torch.lerp(w, own[key], kept) for key, w in weights.items() if key in moving}
             load_shared(client, weights)
         else:
             load_shared(client, weights, also_target=True)
@@ -48,11 +51,11 @@ class FedEMA(FedBYOL):
     def check(self, state: ServerState, client: ClientId, update: Update) -> None:
         super().check(state, client, update)
         if state.round >= 0 and not update.metrics.get("drift", -1.0) >= 0:
-            raise ProtocolError(f"{client} did not say how far its training moved it, expected the figure 'drift'.")
+            raise ProtocolError(f"{client} did not send the metric 'drift' (how far training moved its encoder).")
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
         after = super().aggregate(state, updates)
-        if after.round == 0:  # the opening: nobody has trained yet
+        if after.round == 0:  # the opening: no client has trained yet
             return after
         settings, kept = self.config.averaging, dict(state.clients)
         for name, update in updates.items():

@@ -1,11 +1,13 @@
 """FedU: FedBYOL with a divergence-aware predictor. Each round:
 1. the server sends the global online encoder, projector and predictor;
-2. the client takes the global encoder; it takes the global predictor only if the divergence between the global encoder
-   and its own is below a threshold, and otherwise keeps its own; then it trains;
-3. the client returns the three; the server averages them as FedBYOL does.
+2. the client loads the global encoder and projector; it loads the global predictor only if the divergence of its
+   encoder is below a threshold; then it trains;
+3. the client returns the three networks; the server averages them as FedBYOL does.
 
-The published code measures the divergence from before to after the client's last training instead, as a mean over
-layers: `averaging.divergence = "training"`, `averaging.norm = "layer-mean"`.
+The divergence is that of the published code, for which the thresholds 0.4 and 0.6 were chosen: between the client's
+encoder before and after its last training, as a mean over convolutions. With `averaging.divergence = "global"` and
+`averaging.norm = "euclidean"` it is the distance between the global and the client's encoder over all parameters, as in
+the paper.
 """
 
 from collections.abc import Mapping
@@ -36,7 +38,7 @@ class FedU(FedBYOL):
     def takes_predictor(self, client: TrainingClient, weights: Mapping[str, Tensor], drift: Tensor | None) -> bool:
         settings = self.config.averaging
         if client.round == 0:
-            return True  # it has trained nothing of its own yet
+            return True  # the client has not trained yet
         if settings.divergence == "training":
             return drift is not None and float(drift) < settings.threshold
         return divergence(weights, shared_weights(client.learner), settings.norm) < settings.threshold

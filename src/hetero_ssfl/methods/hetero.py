@@ -1,11 +1,11 @@
 """Hetero-SSFL. Each round:
 1. the server sends the consensus kernel K_mean as a factor B (K_mean = B B^T);
 2. client k minimises L_ssl + mu * distance(K_k, K_mean) on its own images and the RAD;
-3. client k returns its share of the next consensus, a factor or a sketch of its kernel on the RAD; weights and images
-   stay home.
+3. client k returns its contribution to the next consensus, a factor or a sketch of its kernel on the RAD; weights and
+   images are never sent.
 
-A client that was not selected has not changed, so its last share is still exact: nobody is asked again. (After a reply
-that was lost or refused, the last good one stands in.)
+A client that was not selected has not changed, so its last contribution is still exact and is not requested again.
+(After a reply that was lost or refused, the last good one is used.)
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ POOR_RANK = 3.0  # effective rank of the mean kernel
 
 class HeteroSSFL(Method):
     name = "hetero-ssfl"
-    story = "learned together: each aligned its view of {rad} shared {things} (the RAD) with that of all"
+    story = "learned together: each aligned its kernel on {rad} shared {things} (the RAD) with the mean kernel"
     opening = "all"  # Algorithm 1 computes K_mean(0) from the untrained models
 
     def __init__(self, config: Config) -> None:
@@ -54,7 +54,7 @@ class HeteroSSFL(Method):
             metrics = train(client, down.round, term)
         factor = kernel_factor(rad_representations(client), self.config.alignment)
         metrics["effective_rank"] = effective_rank(factor)
-        return Update(len(client.pixels), self.kernels.share(factor), metrics)
+        return Update(len(client.pixels), self.kernels.contribution(factor), metrics)
 
     def check(self, state: ServerState, client: ClientId, update: Update) -> None:
         super().check(state, client, update)
@@ -64,7 +64,7 @@ class HeteroSSFL(Method):
         super().check_broadcast(client, down)
         for name, array in down.arrays.items():
             if name != "factor":
-                raise ProtocolError(f"the server sent '{name[:40]}', expected nothing but a 'factor'.")
+                raise ProtocolError(f"the server sent '{name[:40]}', expected only 'factor'.")
             check_rows(array, len(client.rad), 1, self.config.alignment.rank, "the server")
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
@@ -83,7 +83,7 @@ class HeteroSSFL(Method):
         rank = figures.get("consensus_effective_rank", POOR_RANK)
         if rank >= POOR_RANK:
             return None
-        return f"the clients agree on {rank:.1f} directions only, which teaches little: see docs/alignment.md"
+        return f"the effective rank of the consensus is only {rank:.1f}, which teaches little: see docs/alignment.md"
 
     def example_messages(self, learner: Learner, sample: Tensor) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         with torch.no_grad():
@@ -100,22 +100,22 @@ class HeteroSSFL(Method):
         alignment, rows = self.config.alignment, self.config.rad.size
         if alignment.mu == 0:
             return 0.0
-        return min(alignment.rad_batch or rows, rows) / 2 / alignment.every  # one view each, not a pair
+        return min(alignment.rad_batch or rows, rows) / 2 / alignment.every  # one view per image, not a pair
 
     def portrait(self, state: ServerState) -> dict[str, Any]:
         return self.kernels.portrait(state)
 
     def weight(self, state: ServerState, name: ClientId) -> float:
-        """w_j of the consensus, before all are scaled to sum 1."""
+        """Return w_j of the consensus, before the weights are scaled to sum to 1."""
         weights = self.config.clients.weights
         if isinstance(weights, tuple):
             place = state.roster.index(name)
-            return weights[place] if place < len(weights) else 1.0  # one who joined later
+            return weights[place] if place < len(weights) else 1.0  # a client that joined later
         return float(state.examples[name]) if weights == "size" else 1.0
 
 
 class Alignment:
-    """mu * distance(K_k, K_mean) on a fresh batch of RAD images, at each step or once per epoch."""
+    """mu * distance(K_k, K_mean) on a new batch of RAD images, at each step or once per epoch."""
 
     def __init__(self, client: TrainingClient, consensus: Tensor, mu: float) -> None:
         self.config, self.mu = client.config, mu
@@ -140,7 +140,7 @@ class Alignment:
         )
 
     def _with_memory(self, rows: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
-        """This step's rows followed by remembered ones that it does not hold, newest first."""
+        """Return this step's rows followed by remembered rows that are not among them, newest first."""
         size = self.config.alignment.memory
         if not size:
             return rows, live
@@ -161,6 +161,6 @@ class Alignment:
 
 
 def mu_at(config: Config, round_number: int) -> float:
-    """mu of a round: constant, or growing linearly over the first `ramp_rounds`."""
+    """Return mu of a round: constant, or growing linearly over the first `ramp_rounds`."""
     ramp = config.alignment.ramp_rounds
     return config.alignment.mu * (min(1.0, round_number / ramp) if ramp else 1.0)

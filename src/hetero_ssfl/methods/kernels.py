@@ -1,8 +1,8 @@
-"""The server's side of kernels: what a client's share may be, and the mean kernel of all shares.
+"""Check the clients' contributions and compute their mean kernel.
 
-While all factors together fit into `alignment.rank` columns, the mean is their concatenation. Beyond, and for sketches,
-the server keeps running sums and looks only at those who changed: a round costs as much with ten clients as with a
-thousand.
+While all factors together fit into `alignment.rank` columns, the mean is their concatenation. Otherwise, and for
+sketches, the server keeps running sums and reads only the clients that changed: a round costs the same with ten clients
+as with a thousand.
 """
 
 import math
@@ -18,25 +18,25 @@ from ..consensus import SINGLE, SPARE, Sums, combine, mutual_cka, sketch, sketch
 from ..errors import ProtocolError
 from .base import ClientId, ServerState
 
-PARTS = {"factor": ("factor",), "sketch": ("sketch", "trace")}
-TOLERANCE = 0.05  # of a norm that is 1 but for rounding on the wire
+REQUIRED = {"factor": {"factor"}, "sketch": {"sketch", "trace"}}  # a truncated factor comes with its trace, too
+TOLERANCE = 0.05  # for a norm that is 1 except for rounding on the wire
 WILD = 1000.0  # times the median norm of the others' kernels
-ABSORBED = 1e6  # times that median: next to such a share the others lost digits in the sums
+ABSORBED = 1e6  # times that median: next to such a contribution the others lost digits in the sums
 SHOWN, SHOWN_IMAGES = 20, 200  # clients and RAD images of the mutual CKA in a round's events
 
 
 @dataclass(frozen=True)
 class KernelState:
-    """What the server keeps of all kernels between two rounds."""
+    """The server's state of all kernels between two rounds."""
 
     factor: Tensor
     """B of the mean kernel K_mean = B B^T."""
     lost: float
-    """The fraction of K_mean that B leaves out."""
+    """The fraction of K_mean's trace that B drops."""
     sums: Sums | None = None
-    """Running sums over all clients, where their factors together are wider than B may be."""
+    """Running sums over all clients, if their factors together are wider than B may be."""
     norms: Tensor | None = None
-    """The norm of each client's kernel in the order of the roster, where kernels are not normalised."""
+    """The norm of each client's kernel in the order of the roster, if kernels are not normalised."""
 
     def to_tensors(self) -> dict[str, Tensor]:
         tensors = {"factor": self.factor, "lost": torch.tensor(self.lost)}
@@ -47,7 +47,7 @@ class KernelState:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "KernelState | None":
-        """None before the first kernels arrived."""
+        """Return None before the first kernels have arrived."""
         if "factor" not in tensors:
             return None
         sums = Sums(tensors["sums"], *tensors["totals"].tolist()) if "sums" in tensors else None
@@ -65,57 +65,69 @@ class Kernels:
         self.alignment, self.seed = config.alignment, config.seed
         self.wire: torch.dtype = getattr(torch, self.alignment.wire)
 
-    # --- a client's share ---
+    # --- a client's contribution ---
 
-    def share(self, factor: Tensor) -> dict[str, Tensor]:
-        """What a client sends: A_k cut to the rank, or K_k Omega and tr K_k."""
-        if self.alignment.form == "factor":
-            return {"factor": truncate(factor, self.alignment.rank).factor.to(self.wire)}
-        return {"sketch": sketch(factor, self.omega()).to(self.wire), "trace": factor.square().sum().float().view(1)}
+    def contribution(self, factor: Tensor) -> dict[str, Tensor]:
+        """Return what a client sends: A_k, or K_k Omega and tr K_k. If A_k is truncated, tr K_k tells what was lost."""
+        trace = factor.square().sum().float().view(1)
+        if self.alignment.form == "sketch":
+            return {"sketch": sketch(factor, self.omega()).to(self.wire), "trace": trace}
+        cut = truncate(factor, self.alignment.rank)
+        sent = {"factor": cut.factor.to(self.wire)}
+        return {**sent, "trace": trace} if cut.lost else sent
 
     def check(self, state: ServerState, client: ClientId, arrays: Mapping[str, Tensor]) -> None:
-        """Raise ProtocolError for what is no share, or would outweigh the others."""
+        """Raise ProtocolError for a contribution that is malformed or would outweigh the others."""
         form, rank = self.alignment.form, self.alignment.rank
-        odd = sorted(arrays.keys() ^ set(PARTS[form]))
+        odd = sorted((arrays.keys() - {"trace"}) ^ (REQUIRED[form] - {"trace"})) or sorted(
+            REQUIRED[form] - arrays.keys()
+        )
         if odd:
-            raise ProtocolError(f"{client} sent other arrays than a {form}: '{odd[0][:40]}' is on one side only.")
+            raise ProtocolError(
+                f"{client} sent the wrong arrays for a {form}: '{odd[0][:40]}' is missing or unexpected."
+            )
         narrowest, widest = (1, rank) if form == "factor" else (min(rank, self.rows),) * 2
         check_rows(arrays[form], self.rows, narrowest, widest, client)
         size, most = self.norm(arrays), 1 + TOLERANCE
-        if not self.alignment.normalize:  # then no scale is agreed on; only a wild one can be known
+        if not self.alignment.normalize:  # then there is no agreed scale, and only extreme norms can be refused
             most = WILD * self._usual(state, client)
         if not 0 < size <= most:
             raise ProtocolError(
-                f"{client} sent a kernel of norm {size:.3g}, expected more than 0 and at most {most:.3g}: it would "
-                "outweigh the others, or says nothing."
+                f"{client} sent a kernel of norm {size:.3g}, expected more than 0 and at most {most:.3g}: a larger one "
+                "would outweigh the others."
             )
-        if form == "sketch":
-            trace, highest = arrays["trace"], most * self.rows**0.5  # of eigenvalues with that norm
+        if "trace" in arrays:
+            trace, highest = arrays["trace"], most * self.rows**0.5  # the largest trace of a kernel with norm `most`
             if trace.numel() != 1 or not trace.is_floating_point() or not 0 < float(trace) <= highest:
                 text = ", ".join(map(str, trace.flatten()[:3].tolist()))
                 raise ProtocolError(f"{client} sent a trace of {text}, expected one number up to {highest:.3g}.")
 
-    def norm(self, share: Mapping[str, Tensor]) -> float:
-        """Frobenius norm of a client's kernel; of a sketch the part that Omega sees, which is no greater."""
+    def norm(self, contribution: Mapping[str, Tensor]) -> float:
+        """Return the Frobenius norm of a client's kernel, or for a sketch a lower bound: ||K Omega|| / rows."""
         if self.alignment.form == "factor":
-            a = share["factor"].double()
+            a = contribution["factor"].double()
             return float((a.T @ a).norm())
-        return float(share["sketch"].double().norm()) / self.rows  # Omega's columns have that length
+        return float(contribution["sketch"].double().norm()) / self.rows  # the columns of Omega have norm `rows`
 
     def _usual(self, state: ServerState, client: ClientId) -> float:
-        """The median norm of the others, which no client can move by itself; unknown in the opening."""
+        """Return the median norm of the other clients, which this client cannot influence; inf in the opening."""
         others = [n for name, n in zip(state.roster, norms_of(state), strict=False) if name != client and n > 0]
         return float(torch.tensor(others).median()) if others else math.inf
 
     # --- the mean ---
 
     def consensus(self, before: ServerState, after: ServerState, changed: Collection[ClientId]) -> KernelState:
-        """The mean kernel of the state `after`; `changed` are the clients that differ from `before`."""
+        """Return the mean kernel of the state `after`; `changed` are the clients that differ from `before`."""
         kept, sums = KernelState.from_tensors(before.shared), None
         norms = None if self.alignment.normalize else self._norms(before, after, changed)
         factors = self._all_factors(after) if kept is None or kept.sums is None else None
         if factors is not None:
-            mean = combine(list(factors.values()), [self.weights(after, name) for name in factors])
+            weights = [self.weights(after, name) for name in factors]
+            mean = combine(list(factors.values()), weights)
+            whole = sum(w * trace_of(after.clients[name]) for w, name in zip(weights, factors, strict=True))
+            kept_trace = float(mean.factor.double().square().sum()) * sum(weights)
+            truncated = any("trace" in after.clients[name] for name in factors)
+            mean = replace(mean, lost=max(0.0, 1 - kept_trace / whole) if truncated else 0.0)
         else:
             sums = self._sums(before, after, [name for name in after.roster if name in changed])
             precision = SINGLE if self.alignment.form == "factor" else torch.finfo(self.wire).eps
@@ -123,7 +135,7 @@ class Kernels:
         return KernelState(mean.factor.to(self.wire), mean.lost, sums, norms)
 
     def _all_factors(self, state: ServerState) -> dict[ClientId, Tensor] | None:
-        """In the order of the roster, which decides the last bits; None if they are wider than B may be."""
+        """Return all factors in the order of the roster (for the same bits), or None if wider than B may be."""
         if self.alignment.form == "sketch" or len(state.clients) > self.alignment.rank:
             return None
         factors, columns = {}, 0
@@ -136,7 +148,7 @@ class Kernels:
         return factors
 
     def _sums(self, before: ServerState, after: ServerState, changed: Sequence[ClientId]) -> Sums:
-        """Those of `before`, less the old shares of those who changed, plus their new ones; or all anew."""
+        """Subtract old and add new contributions of changed clients to the sums of `before`, or sum all again."""
         kept = KernelState.from_tensors(before.shared)
         if kept is not None and kept.sums is not None and not self._absorbed(before, changed):
             sums = kept.sums
@@ -148,22 +160,21 @@ class Kernels:
                     sums = sums.plus(sign * self.weights(state, name), *self._sketched(state.clients[name]))
         return sums
 
-    def _sketched(self, share: Mapping[str, Tensor]) -> tuple[Tensor, float]:
-        """K_k Omega and tr K_k, whichever form the client sent."""
+    def _sketched(self, contribution: Mapping[str, Tensor]) -> tuple[Tensor, float]:
+        """Return K_k Omega and tr K_k for either form."""
         if self.alignment.form == "sketch":
-            return share["sketch"], float(share["trace"])
-        factor = share["factor"]
-        return sketch(factor.float(), self.omega()), float(factor.double().square().sum())
+            return contribution["sketch"], float(contribution["trace"])
+        return sketch(contribution["factor"].float(), self.omega()), trace_of(contribution)
 
     def omega(self) -> Tensor:
-        """The clients' own or, for sums of factors, the server's."""
+        """Return the Omega of the clients' sketches or, for sums of factors, the server's own."""
         columns = self.alignment.rank * (SPARE if self.alignment.form == "factor" else 1)
         return sketching_matrix(self.rows, columns, self.seed)
 
-    # --- sizes, where none is agreed on ---
+    # --- norms of kernels that are not normalised ---
 
     def _norms(self, before: ServerState, after: ServerState, changed: Collection[ClientId]) -> Tensor:
-        """Of each client's kernel, in the order of the roster (newcomers are at its end); 0 where there is none."""
+        """Return the norm of each client's kernel in the order of the roster (new clients last); 0 without kernel."""
         norms = torch.zeros(len(after.roster), dtype=torch.float64)
         known = norms_of(before)
         norms[: len(known)] = torch.tensor(known, dtype=torch.float64)
@@ -173,17 +184,17 @@ class Kernels:
         return norms
 
     def _absorbed(self, before: ServerState, changed: Collection[ClientId]) -> bool:
-        """Whether one who leaves the sums was so large in the opening that the others lost digits there."""
+        """Tell whether a subtracted contribution was so large that the others lost digits in the sums."""
         return any(
             size > ABSORBED * self._usual(before, name)
             for name, size in zip(before.roster, norms_of(before), strict=False)
             if name in changed
         )
 
-    # --- to look at ---
+    # --- for reports ---
 
     def portrait(self, state: ServerState) -> dict[str, Any]:
-        """The consensus' spectrum and how alike the clients' kernels are, on some of the RAD images."""
+        """Return the spectrum of the consensus and the mutual CKA of the clients on some of the RAD images."""
         kept = KernelState.from_tensors(state.shared)
         if kept is None:
             return {}
@@ -196,12 +207,19 @@ class Kernels:
         return found
 
 
+def trace_of(contribution: Mapping[str, Tensor]) -> float:
+    """Return tr K_k of the whole kernel, before any truncation."""
+    if "trace" in contribution:
+        return float(contribution["trace"])
+    return float(contribution["factor"].double().square().sum())
+
+
 def check_rows(array: Tensor, rows: int, narrowest: int, widest: int, sender: str) -> None:
-    """One row per RAD image, and no more columns than were agreed on."""
+    """Raise ProtocolError unless there is one row per RAD image and an allowed number of columns."""
     if array.ndim != 2 or len(array) != rows or not narrowest <= array.shape[1] <= widest:
         raise ProtocolError(
             f"{sender} sent representations of shape {tuple(array.shape)}, expected {rows} rows and {narrowest} to "
-            f"{widest} columns: it may hold another RAD."
+            f"{widest} columns. It may have a different RAD."
         )
     if not array.is_floating_point():
         raise ProtocolError(f"{sender} sent representations of type {array.dtype}, expected floating point.")

@@ -1,4 +1,4 @@
-"""Local SSL: each client alone (the paper's Table 4). With one client that has all images: central BYOL."""
+"""Local SSL: each client trains alone (the paper's Table 4). One client with all images is centralised BYOL."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Encoders of any kind, and the learner that trains one without labels."""
+"""Encoders of any architecture, and the learner that trains an encoder without labels."""
 
 from .encoders import BUILTIN, build_encoder, output_width, parse_spec
 from .learner import Learner, build_learner, count_parameters

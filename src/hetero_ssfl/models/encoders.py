@@ -1,7 +1,7 @@
-"""From a description such as `resnet10(width=16)` to a module that maps images to vectors.
+"""Build encoders from descriptions such as `resnet10(width=16)`.
 
-Anything that does so is an encoder: ours, timm's, torchvision's, or any importable callable that returns
-an nn.Module. Its output width is found by a dry run, never declared.
+An encoder is a module that maps images to vectors: a built-in one, one of timm or torchvision, or the result of any
+importable callable that returns an nn.Module. A dry run determines its output width.
 """
 
 import ast
@@ -29,9 +29,9 @@ BUILTIN: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_encoder(spec: str, in_channels: int, side: int, example: Tensor | None = None) -> tuple[nn.Module, int]:
-    """The encoder and the width of its output. Parameters come from torch's global generator.
+    """Return the encoder and the width of its output. Parameters are drawn from torch's global generator.
 
-    It is tried on two blank images, or on an `example` batch of whatever else it is for.
+    The encoder is tried on two blank images, or on the batch `example` if its input is not images.
     """
     name, options = parse_spec(spec)
     factory = _factory(name)
@@ -60,7 +60,7 @@ def build_encoder(spec: str, in_channels: int, side: int, example: Tensor | None
 
 
 def output_width(encoder: nn.Module, spec: str, example: Tensor) -> int:
-    """Feed a batch of two and look at what comes out."""
+    """Run the encoder on a batch of two and return the width of its output."""
     modes = {module: module.training for module in encoder.modules()}
     encoder.eval()
     try:
@@ -78,7 +78,7 @@ def output_width(encoder: nn.Module, spec: str, example: Tensor) -> int:
             module.training = training
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 2:
         got = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
-        remedy = "Pool or flatten its output" if isinstance(out, Tensor) else "Return its features alone"
+        remedy = "Pool or flatten its output" if isinstance(out, Tensor) else "Return only its features"
         raise ConfigError(
             f"encoder '{spec}' maps a batch of 2 to {got}, expected a tensor of shape (2, width). {remedy}."
         )
@@ -90,7 +90,7 @@ def _line(error: Exception) -> str:
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
-    """`name(key=value, ...)` with literal values, or just `name`."""
+    """Parse `name(key=value, ...)` with literal values, or just `name`."""
     name, bracket, _ = spec.partition("(")
     if not bracket:
         return spec.strip(), {}
@@ -100,7 +100,7 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
             raise ValueError
         return name.strip(), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
     except (SyntaxError, ValueError):
-        raise ConfigError(f"encoder '{spec}' cannot be read, expected a form such as resnet10(width=16).") from None
+        raise ConfigError(f"encoder '{spec}' cannot be parsed, expected a form such as resnet10(width=16).") from None
 
 
 def _factory(name: str) -> Callable[..., nn.Module]:
@@ -120,12 +120,12 @@ def _factory(name: str) -> Callable[..., nn.Module]:
         models = load_module("torchvision.models", "pip install torchvision (for your torch build)")
         return partial(_torchvision, models, attribute)
     found: Callable[..., nn.Module] = find(name, "encoder")
-    # An instance begins with its own weights. Each client trains a copy of it.
+    # An instance keeps its weights as initial weights. Each client trains a copy of it.
     return (lambda: copy.deepcopy(found)) if source == GIVEN and isinstance(found, nn.Module) else found
 
 
 def _torchvision(models: Any, name: str, **options: Any) -> nn.Module:
-    """A torchvision model without its classification layer."""
+    """Return a torchvision model without its classification layer."""
     model: nn.Module = models.get_model(name, **options)
     for head in ("fc", "classifier", "head", "heads"):
         if hasattr(model, head):

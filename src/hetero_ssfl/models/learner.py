@@ -13,7 +13,7 @@ from .encoders import build_encoder
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Linear, BatchNorm, ReLU, Linear: both heads of BYOL."""
+    """Linear, BatchNorm, ReLU, Linear: the architecture of both heads of BYOL."""
     return nn.Sequential(
         nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs)
     )
@@ -42,7 +42,7 @@ class Learner(nn.Module):
         return nn.Sequential(self.encoder, self.projector)
 
     def represent(self, x: Tensor, layer: Layer) -> Tensor:
-        """The online network's output at `layer`: Phi(x; W) of the paper."""
+        """Return the online network's output at `layer`: Phi(x; W) in the paper."""
         out: Tensor = self.encoder(x)
         if layer != "encoder":
             out = self.projector(out)
@@ -51,7 +51,7 @@ class Learner(nn.Module):
         return out
 
     def targets(self, x: Tensor) -> Tensor:
-        """What the other view must predict (BYOL)."""
+        """Return the target network's output, which the other view must predict (BYOL)."""
         assert self.target is not None
         with torch.no_grad():
             out: Tensor = self.target(x)
@@ -62,7 +62,7 @@ class Learner(nn.Module):
 
     @torch.no_grad()
     def move_target(self, ema: float | None = None) -> None:
-        """W^t <- ema * W^t + (1 - ema) * W^o. BatchNorm statistics stay the target's own, as in BYOL."""
+        """W^t <- ema * W^t + (1 - ema) * W^o. The target keeps its own BatchNorm statistics, as in BYOL."""
         if self.target is not None:
             old: list[Tensor] = list(self.target.parameters())
             new: list[Tensor] = list(self.online.parameters())
@@ -79,13 +79,13 @@ def build_learner(
     classes: int | None = None,
     example: Tensor | None = None,
 ) -> Learner:
-    """A client's networks with parameters that depend on (seed, scope) alone; a given instance has its own already."""
+    """Build a client's networks. Initial parameters depend only on (seed, scope); a module instance keeps its own."""
     with global_seed(seed, *scope):
         encoder, width = build_encoder(model.encoder, in_channels, side, example)
         if not any(p.requires_grad for p in encoder.parameters()):
             raise ConfigError(
-                f"encoder '{model.encoder}' has no parameters that train, expected some. "
-                "Choose another, or set requires_grad on those that shall learn."
+                f"encoder '{model.encoder}' has no trainable parameters. "
+                "Choose another encoder, or set requires_grad on the parameters to train."
             )
         learner = Learner(encoder, width, model, ssl, classes)
     return learner if example is not None and example.ndim != 4 else learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,9 +1,9 @@
-"""A guard against one fault of oneDNN, torch's convolution library on CPUs.
+"""A workaround for a bug in oneDNN, torch's convolution library on CPUs.
 
 oneDNN 3.12 (torch 2.13.0) writes past its buffer in the weight gradient of a 1x1 convolution with stride and 2 to 7
-input channels in channels-last layout, on machines with AVX2 but no AVX-512. The process then dies later, anywhere.
-`tests/survey/convolutions.py` found no other convolution with the fault. When it finds none at all with the oldest
-supported torch, this file and its only caller may go.
+input channels in channels-last layout, on machines with AVX2 but no AVX-512. The process then crashes later, anywhere.
+`tests/survey/convolutions.py` found no other convolution with the bug. When it finds none at all with the oldest
+supported torch, remove this file and its only caller.
 """
 
 from types import MethodType
@@ -11,13 +11,13 @@ from types import MethodType
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SIMD_WIDTH = 8  # float32 numbers in an AVX2 register; from that many channels on nothing is overrun
+SIMD_WIDTH = 8  # float32 numbers in an AVX2 register; convolutions with at least as many channels are not affected
 
 
 def guard_convolutions(network: nn.Module) -> None:
-    """Let each convolution of the faulty class take every stride-th pixel first and then convolve with stride 1.
+    """Make each faulty convolution first take every stride-th pixel and then convolve with stride 1.
 
-    Parameters, their names and the results (but for rounding) stay; other layers are not touched.
+    Parameters, their names and the results (except for rounding) stay the same; other layers are not changed.
     """
     for module in network.modules():
         if isinstance(module, nn.Conv2d) and is_faulty(module):

@@ -1,4 +1,4 @@
-"""ResNets for small images: 3x3 stem, stride 1, no max-pool (decisive at 32 px); width is a parameter."""
+"""ResNets for small images: 3x3 stem, stride 1, no max-pool (important at 32 px); width is a parameter."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,13 +15,13 @@ STAGES: dict[int, tuple[tuple[int, ...], bool]] = {
 
 
 def conv_bn(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    """Convolution and BatchNorm, the pair every block here is made of."""
+    """Convolution and BatchNorm, the building block of the networks in this package."""
     conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs))
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions (or 1x1, 3x3, 1x1 with four times the width out) around a shortcut."""
+    """Two 3x3 convolutions (or 1x1, 3x3, 1x1 with four times the output width) with a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Images to vectors of the last stage's width (512 for ResNet-18 of width 64)."""
+    """Maps images to vectors of the last stage's width (512 for ResNet-18 of width 64)."""
 
     def __init__(self, depth: int, in_channels: int, width: int = 64) -> None:
         super().__init__()

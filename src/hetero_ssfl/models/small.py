@@ -1,4 +1,4 @@
-"""Two families that are not ResNets, so that "heterogeneous" means more than depth."""
+"""Two small architectures that are not ResNets, so that clients can differ in more than depth."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from .resnet import conv_bn
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel on its own, narrow again (MobileNetV2)."""
+    """Expansion, depthwise convolution, projection (MobileNetV2)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expand: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The two terms of a client's loss, as pure functions: the local loss by its name, and the alignment."""
+"""The two terms of a client's loss as pure functions: the local loss, by name, and the alignment."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ from .embeddings import barlow_twins, on_pairs, simclr, vicreg
 from .siamese import byol, feature_spread, regression_loss, simsiam
 
 LocalLoss = Callable[[Learner, Sequence[Tensor]], tuple[Tensor, Tensor]]
-"""From the networks and the views of a batch: the loss, and the first view's projections, to watch for collapse."""
+"""Returns the loss of a batch from the networks and views, and the first view's projections to monitor for collapse."""
 
 LOCAL_LOSSES: dict[str, LocalLoss] = {
     "byol": byol,
@@ -24,7 +24,7 @@ LOCAL_LOSSES: dict[str, LocalLoss] = {
 
 
 def local_loss(learner: Learner, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The self-supervised loss that `ssl.kind` names: one of ours, or the user's own."""
+    """Compute the self-supervised loss `ssl.kind`: a built-in one or the user's own."""
     kind = learner.ssl.kind
     if kind in LOCAL_LOSSES:
         return LOCAL_LOSSES[kind](learner, views)

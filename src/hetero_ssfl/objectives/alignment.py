@@ -1,8 +1,8 @@
-"""How alike two kernels on the same images are: linear CKA and its relatives, as pure functions.
+"""Similarity of two kernels on the same images: linear CKA and related measures, as pure functions.
 
-A kernel K (n x n) of representations A (n x d) is either written out (`gram`) or left as its factor A with
-K = A A^T. The factor forms cost O(n d r) and never build an n x n matrix; the dense ones serve kernels that are not
-linear, and the tests as an oracle.
+A kernel K (n x n) of representations A (n x d) is given either as a matrix (`gram`) or as its factor A with K = A A^T.
+The factor forms cost O(n d r) and never build an n x n matrix; the dense forms are for nonlinear kernels and serve as
+reference in the tests.
 """
 
 import torch
@@ -17,7 +17,7 @@ EPS = 1e-12
 
 
 def at_least_float32(z: Tensor) -> Tensor:
-    """Half precision overflows here: squared norms grow with the width times the number of images."""
+    """Half precision would overflow: squared norms grow with the width times the number of images."""
     return z.to(torch.promote_types(z.dtype, torch.float32))
 
 
@@ -25,7 +25,7 @@ def at_least_float32(z: Tensor) -> Tensor:
 
 
 def gram(a: Tensor, config: AlignmentConfig, landmarks: Tensor | None = None) -> Tensor:
-    """K(p, q) for all rows of `a` (or between `a` and `landmarks`), with the kernel the config names."""
+    """Return K(p, q) for all rows of `a` (or between `a` and `landmarks`) with the kernel in the config."""
     b = a if landmarks is None else landmarks
     if ":" in config.kernel:
         return own_kernel(config.kernel, a, b)
@@ -42,29 +42,29 @@ def gram(a: Tensor, config: AlignmentConfig, landmarks: Tensor | None = None) ->
 
 
 def own_kernel(spec: str, a: Tensor, b: Tensor) -> Tensor:
-    """K(a, b) by the user's own function. Whatever it takes from the data to set a scale must come from `b` alone."""
+    """Return K(a, b) from the user's function. A scale that depends on the data must be computed from `b` only."""
     k = find(spec, "alignment.kernel")(a, b)
     if not isinstance(k, Tensor) or k.shape != (len(a), len(b)):
         got = f"a tensor of shape {tuple(k.shape)}" if isinstance(k, Tensor) else f"a {type(k).__name__}"
         raise ConfigError(
-            f"alignment.kernel = '{spec}' made {got} of {len(a)} and {len(b)} rows, expected ({len(a)}, {len(b)}). "
-            "Return the kernel between every row of the first and every row of the second."
+            f"alignment.kernel = '{spec}' returned {got} for {len(a)} and {len(b)} rows, "
+            f"expected ({len(a)}, {len(b)}). Return the kernel between all rows of the first and second argument."
         )
     return k
 
 
 def centre(k: Tensor) -> Tensor:
-    """H K H with H = I - 11^T/n: the kernel of features with their mean taken off."""
+    """Return H K H with H = I - 11^T/n: the kernel of features with their mean subtracted."""
     return k - k.mean(0, keepdim=True) - k.mean(1, keepdim=True) + k.mean()
 
 
 def cka(k: Tensor, other: Tensor) -> Tensor:
-    """CKA of two kernels, centred beforehand where that is wanted; 1 when they are proportional."""
+    """Return the CKA of two kernels (not centred here); 1 if they are proportional."""
     return (k * other).sum() / (k.norm() * other.norm()).clamp_min(EPS)
 
 
 def hsic_debiased(k: Tensor, other: Tensor) -> Tensor:
-    """Song et al.'s unbiased HSIC: 0 on average for unrelated features, whatever their width."""
+    """Return the unbiased HSIC of Song et al.: 0 on average for unrelated features of any width."""
     n = len(k)
     k, other = (m - torch.diag(m.diag()) for m in (k, other))
     cross = (k * other).sum() + k.sum() * other.sum() / ((n - 1) * (n - 2))
@@ -72,7 +72,7 @@ def hsic_debiased(k: Tensor, other: Tensor) -> Tensor:
 
 
 def cka_debiased(k: Tensor, other: Tensor) -> Tensor:
-    """CKA from unbiased HSIC; centring is part of the estimator."""
+    """Return the CKA from unbiased HSIC; the estimator includes centring."""
     scale = (hsic_debiased(k, k) * hsic_debiased(other, other)).clamp_min(EPS**2).sqrt()
     return hsic_debiased(k, other) / scale
 
@@ -81,7 +81,7 @@ def cka_debiased(k: Tensor, other: Tensor) -> Tensor:
 
 
 def inner_product(a: Tensor, b: Tensor) -> Tensor:
-    """<A A^T, B B^T> = ||A^T B||^2, by whichever side is smaller."""
+    """Return <A A^T, B B^T> = ||A^T B||^2, computed in the cheaper way."""
     n, d, r = len(a), a.shape[1], b.shape[1]
     if n * (d + r) < d * r:  # few rows, wide features
         return ((a @ a.T) * (b @ b.T)).sum()
@@ -89,7 +89,7 @@ def inner_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def factor_cka(a: Tensor, b: Tensor, center: bool = True, debiased: bool = False) -> Tensor:
-    """CKA of the kernels A A^T and B B^T from their factors."""
+    """Return the CKA of the kernels A A^T and B B^T from their factors."""
     a, b = at_least_float32(a), at_least_float32(b)
     if center or debiased:  # the debiased estimator ignores the mean, but float32 does not: it cancels large terms
         a, b = a - a.mean(0), b - b.mean(0)
@@ -109,11 +109,11 @@ def factor_hsic_debiased(a: Tensor, b: Tensor) -> Tensor:
     return (cross - 2 / (n - 2) * sums_a @ sums_b) / (n * (n - 3))
 
 
-# --- the term a client minimises -------------------------------------------------------------------
+# --- the alignment term of a client's loss ---------------------------------------------------------
 
 
 def alignment_distance(live: Tensor, consensus: Tensor, config: AlignmentConfig) -> Tensor:
-    """distance(K_k, K_mean) on some RAD rows: `live` (n x d) with gradient, `consensus` (n x r) a factor's rows."""
+    """Return distance(K_k, K_mean) on some RAD rows: `live` (n x d) with gradient, `consensus` (n x r) rows of B."""
     with torch.autocast(live.device.type, enabled=False):
         live, consensus = at_least_float32(live), at_least_float32(consensus)
         if config.row_normalize:
@@ -135,7 +135,7 @@ def _similarity(live: Tensor, consensus: Tensor, config: AlignmentConfig) -> Ten
 
 
 def relational_kl(live: Tensor, consensus: Tensor, temperature: float) -> Tensor:
-    """KL divergence between each image's softmax over its similarities to the other images."""
+    """Return the KL divergence between each image's softmax over its similarities to the other images."""
     own = torch.eye(len(live), dtype=torch.bool, device=live.device)
     wanted, given = (
         (F.normalize(z, dim=1) @ F.normalize(z, dim=1).T / temperature).masked_fill(own, float("-inf"))

@@ -1,1 +1,1 @@
-"""Named settings, one TOML file each: `hetero-ssfl run NAME`."""
+"""Named configs, one TOML file each: `hetero-ssfl run NAME`."""

@@ -1,1 +1,1 @@
-"""Run folders as tables and pictures."""
+"""Tables, figures and HTML pages from run folders."""

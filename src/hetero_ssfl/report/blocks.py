@@ -1,4 +1,4 @@
-"""What a page is made of. The template knows how each kind is written; nothing here draws or reads."""
+"""The building blocks of a page, as plain data. The template renders them."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from markupsafe import Markup
 
-WORDS = range(0)  # for a table without figures
+WORDS = range(0)  # for a table without numeric columns
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Figures:
-    """Side by side where there is room."""
+    """Figures side by side, if there is room."""
 
     kind: ClassVar[str] = "figures"
     figures: Sequence[Figure]
@@ -27,7 +27,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Rows:
-    """A table. `figures` names the columns that hold figures: all but the first."""
+    """A table. `figures` contains the indices of numeric columns, by default all but the first."""
 
     kind: ClassVar[str] = "rows"
     caption: str | Markup
@@ -39,7 +39,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tables side by side where there is room."""
+    """Tables side by side, if there is room."""
 
     kind: ClassVar[str] = "tiles"
     blocks: Sequence["Block"]
@@ -65,7 +65,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Folded:
-    """Shown when asked for."""
+    """Blocks that are hidden until the reader opens them."""
 
     kind: ClassVar[str] = "folded"
     title: str

@@ -1,6 +1,6 @@
-"""The sections for which the encoders themselves are asked: how alike they look at the RAD, neighbours, maps.
+"""The sections that need the encoders' features of the RAD: mutual CKA, spectrum, neighbours and maps.
 
-Encoders of participants on other machines are not here: those sections then say so.
+If the encoders are on other machines, these sections say so.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ MOST_SHOWN = 8  # clients whose neighbours and maps are shown
 
 @dataclass(frozen=True)
 class View:
-    """A run's clients as they represent the RAD: before training, or after."""
+    """The clients' features of the RAD, before or after training."""
 
     label: str
     style: str
@@ -50,20 +50,20 @@ class View:
 class Gallery:
     sections: list[Section]
     pictures: dict[str, str]
-    """The RAD images that the sections use: id and data address."""
+    """The RAD images that the sections use: data URLs by id."""
 
 
 def read_views(runs: Sequence[ReportedRun], features: FeatureReader) -> tuple[list[View], list[str]]:
-    """Untrained, then each run after training; and why some are missing."""
+    """Return the untrained view, then each run's trained view, and the reasons for missing ones."""
     last, views, reasons = runs[-1], [], []
     wanted = [("untrained", UNTRAINED, last, False)]
     wanted += [(name, run.style, run, True) for run, name in zip(runs, names_of(runs), strict=True)]
     for label, style, run, trained in wanted:
         try:
             views.append(View(label, style, run, features(run.folder, trained)))
-        except (HeteroSSFLError, RuntimeError) as error:  # RuntimeError: weights of a model that has changed since
+        except (HeteroSSFLError, RuntimeError) as error:  # RuntimeError: the model's code has changed since training
             if trained:
-                reasons.append(without_folders(f"{run.label}: its encoders cannot be asked here. {error}"))
+                reasons.append(without_folders(f"The encoders of {run.label} cannot be loaded here. {error}"))
     return views, reasons
 
 
@@ -82,13 +82,13 @@ def gallery(runs: Sequence[ReportedRun], features: FeatureReader, kind: Map) -> 
 
 
 def before_and_after(views: Sequence[View]) -> Sequence[View]:
-    """The two that show most beside each other: the first run and the last, or untrained and trained."""
+    """Return the two views to compare: the first and the last run, or untrained and trained."""
     trained = [view for view in views if view.style != UNTRAINED]
     return [trained[0], trained[-1]] if len(trained) > 1 else views
 
 
 class _Pictures:
-    """Each RAD image once in the page, whoever shows it."""
+    """Stores each RAD image only once in the page."""
 
     def __init__(self, run: ReportedRun) -> None:
         self.used: dict[str, str] = {}
@@ -114,7 +114,7 @@ class _Pictures:
 
 
 def _likeness(runs: Sequence[ReportedRun], views: Sequence[View], reasons: Sequence[str]) -> Section:
-    title = f"How alike the clients see the shared {runs[-1].things}"
+    title = f"Similarity of the clients on the shared {runs[-1].things}"
     blocks: list[Block] = []
     if views:
         figures = [_heat(v.features.mutual_cka, [v.name(n) for n in v.features.names], v.label) for v in views]
@@ -134,17 +134,15 @@ def _likeness(runs: Sequence[ReportedRun], views: Sequence[View], reasons: Seque
         line = [(r, value, f"{run.label}, round {r}: {value:.3f}") for r, value in means if value is not None]
         label = f"Mean mutual CKA of the clients over the rounds, {run.label}"
         curve = Figure("mean over pairs", svg.line_chart([svg.Line(run.style, line)], "round", label, width=280))
-        words = (
-            f"Over the rounds, {run.label}: from the kernels that the clients sent, weighted as the alignment has them"
-        )
-        blocks.append(Text(f"{words}{'; figures of plain features, above, differ' if views else ''}."))
+        words = f"Over the rounds, {run.label}: computed from the kernels that the clients sent for the alignment"
+        blocks.append(Text(f"{words}{', so the values differ from those above' if views else ''}."))
         blocks.append(Figures([*figures, curve] if curve.drawing else figures, "small"))
     sentences = [*dict.fromkeys(view.features.limits for view in views if view.features.limits), *reasons]
     if not blocks:
         sentences.append("There is nothing to compare.")
     intro = (
-        "Mutual CKA of two clients: 1 where both see the same likenesses among the shared "
-        f"{runs[-1].things}, 0 where unrelated."
+        "Mutual CKA of two clients: 1 if both find the same similarities among the shared "
+        f"{runs[-1].things}, 0 if they are unrelated."
     )
     return Section("likeness", title, " ".join([intro, *map(_sentence, sentences)]), blocks)
 
@@ -168,9 +166,9 @@ def _is_matrix(event: KernelsSeen) -> bool:
 def _spectrum(runs: Sequence[ReportedRun], views: Sequence[View], reasons: Sequence[str]) -> Section:
     title = "Spectrum of the mean kernel"
     figures = []
-    lines = [_shares(view.style, view.label, view.features.spectrum()) for view in views]
+    lines = [_fractions(view.style, view.label, view.features.spectrum()) for view in views]
     if lines:
-        drawing = svg.line_chart(lines, "direction", "Share of each direction of the mean kernel", log=True)
+        drawing = svg.line_chart(lines, "direction", "Fraction of each direction in the mean kernel", log=True)
         figures.append(Figure("from the encoders' features", drawing))
     for run in runs:
         rounds = [event for event in run.kernels if event.spectrum]
@@ -178,23 +176,25 @@ def _spectrum(runs: Sequence[ReportedRun], views: Sequence[View], reasons: Seque
         lines = []
         for place, event in enumerate(steps):
             style = run.style if place == len(steps) - 1 else f"{run.style} faint{place}"
-            lines.append(_shares(style, f"{run.label}, round {event.round}", event.spectrum))
+            lines.append(_fractions(style, f"{run.label}, round {event.round}", event.spectrum))
         drawing = svg.line_chart(lines, "direction", f"Spectrum of the consensus, {run.label}", log=True)
         if drawing:
             which = ", ".join(str(event.round) for event in steps)
-            note = f"rounds {which}; the strongest line is the last"
+            note = f"rounds {which}; faint lines are earlier rounds"
             figures.append(Figure(f"consensus at the server, {run.label}", drawing, note))
     if not figures:
-        return Section("spectrum", title, " ".join(map(_sentence, reasons)) or "There is no kernel to look at.")
-    intro = "Each direction's share, largest first: a steep fall means that the clients agree on few directions only."
+        return Section("spectrum", title, " ".join(map(_sentence, reasons)) or "There is no kernel to show.")
+    intro = (
+        "The fraction of each direction, largest first. A steep curve means that the clients agree on few directions."
+    )
     return Section("spectrum", title, intro, [*legend(runs, bool(views)), Figures(figures)])
 
 
-def _shares(style: str, label: str, shares: Sequence[float]) -> svg.Line:
+def _fractions(style: str, label: str, fractions: Sequence[float]) -> svg.Line:
     marked = (1, 2, 4, 8, 16, 32, 64)
-    kept = [(k, share) for k, share in enumerate(shares, 1) if is_number(share) and share > 1e-6]
-    words = {k: f"{label}, direction {k}: {share:.2%}" for k, share in kept if k in marked}
-    return svg.Line(style, [(k, share, words.get(k, "")) for k, share in kept])
+    kept = [(k, fraction) for k, fraction in enumerate(fractions, 1) if is_number(fraction) and fraction > 1e-6]
+    words = {k: f"{label}, direction {k}: {fraction:.2%}" for k, fraction in kept if k in marked}
+    return svg.Line(style, [(k, fraction, words.get(k, "")) for k, fraction in kept])
 
 
 # --- neighbours ------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _neighbours(views: Sequence[View], pictures: _Pictures, reasons: Sequence[st
             if views
             else " ".join(map(_sentence, reasons))
         )
-        return Section("neighbours", title, why or "There are no encoders to ask.")
+        return Section("neighbours", title, why or "No encoders are available.")
     count = len(views[0].features.features[0])
     found = [view.features.neighbours(NEIGHBOURS) for view in views]
     clients = views[-1].features.names[:MOST_SHOWN]
@@ -227,11 +227,9 @@ def _neighbours(views: Sequence[View], pictures: _Pictures, reasons: Sequence[st
         blocks.append(Rows(_query(query, pictures), ["client", *[view.label for view in views]], rows, WORDS))
     shared = [(view.label, view.features.shared_neighbours(NEIGHBOURS)) for view in views]
     figures = ", ".join(f"{label} {value:.1f}" for label, value in shared if value is not None)
-    intro = (
-        f"A few shared images, and the {NEIGHBOURS} nearest to each as each client's encoder sees them, nearest first."
-    )
+    intro = f"A few shared images, each with its {NEIGHBOURS} nearest images by each client's encoder, nearest first."
     if figures:
-        intro += f" Two clients have in common, of the {NEIGHBOURS} and on average over all images: {figures}."
+        intro += f" Average number of these {NEIGHBOURS} neighbours that two clients have in common: {figures}."
     intro += _first_shown(views[-1])
     return Section("neighbours", title, intro, [Tiles(blocks)])
 
@@ -259,7 +257,7 @@ def _strip(rows: Sequence[int], pictures: _Pictures, client: str) -> Markup:
 
 def _maps(views: Sequence[View], pictures: _Pictures, kind: Map, reasons: Sequence[str]) -> Section:
     if not views:
-        return Section("map", "Map of the RAD", " ".join(map(_sentence, reasons)) or "There are no encoders to ask.")
+        return Section("map", "Map of the RAD", " ".join(map(_sentence, reasons)) or "No encoders are available.")
     together = [
         _map(v.features.mean_kernel, f"mean of all clients, {v.label}", v, pictures, kind)
         for v in before_and_after(views)
@@ -271,12 +269,10 @@ def _maps(views: Sequence[View], pictures: _Pictures, kind: Map, reasons: Sequen
         _map(kernel, last.name(client), last, pictures, kind)
         for client, kernel in list(zip(last.features.names, last.features.kernels, strict=True))[:MOST_SHOWN]
     ]
-    intro = (
-        f"{things.capitalize()} that lie close together look alike to the encoders. No axis has a meaning of its own."
-    )
+    intro = f"{things.capitalize()} that are close together are similar to the encoders. The axes have no meaning."
     count = len(last.features.features[0])
     if count > ON_A_MAP:
-        intro += f" Of {count}, {ON_A_MAP} are drawn."
+        intro += f" {ON_A_MAP} of {count} are drawn."
     return Section(
         "map",
         title,

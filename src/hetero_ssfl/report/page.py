@@ -1,4 +1,4 @@
-"""One HTML page about one or more runs: a single file without scripts that asks no network for anything."""
+"""Write an HTML page about one or more runs: a single file without scripts that loads nothing from the network."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +15,10 @@ from .wording import metric_of
 
 
 def write_report(paths: Sequence[Path], output: Path, features: FeatureReader, kind: Map = "pca") -> None:
-    """Read the runs and write the page whole or not at all. `features` asks the encoders where they are at hand."""
+    """Read the runs and write the page atomically. `features` computes the encoders' features if they are available."""
     if output.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"cannot write a page into '{output}': its name must end in .html.")
-    # A name from elsewhere may hold half a character, which no encoding has.
+        raise ConfigError(f"cannot write a page to '{output}': its name must end in .html.")
+    # A name from another machine may contain a lone surrogate, which UTF-8 cannot encode.
     write_atomically(output, render(paths, features, kind).encode("utf-8", "replace"))
 
 

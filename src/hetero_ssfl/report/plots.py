@@ -1,4 +1,4 @@
-"""Pictures of a run. Each function draws on an axis it is given, so that a page can be put together freely."""
+"""Plots of runs. Each function draws on the axes it is given, so that plots can be combined freely."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ BLUE, ORANGE, GREY = "#2a6f97", "#d1602a", "#8a8a8a"
 
 
 def subplots(*shape: int, figsize: tuple[float, float]) -> tuple[Figure, Any]:
-    """Without pyplot, whose choice of a window or a notebook is the user's."""
+    """Create a figure without pyplot, so that the user's backend is not changed."""
     figure = Figure(figsize=figsize)
     return figure, figure.subplots(*shape)
 
 
 def curves(axes: Axes, runs: Mapping[str, Sequence[Event]], metric: str) -> None:
-    """Validation accuracy over rounds: mean over clients, the band from the lowest to the highest client."""
+    """Plot validation accuracy over rounds: mean over clients, and a band from the lowest to the highest client."""
     for (label, events), colour in zip(runs.items(), (GREY, ORANGE, BLUE, "#4f772d"), strict=False):
         seen = [e for e in events if isinstance(e, Evaluated) and e.split == "validation"]
         rounds = [e.round for e in seen]
@@ -38,7 +38,7 @@ def curves(axes: Axes, runs: Mapping[str, Sequence[Event]], metric: str) -> None
 
 
 def heat_map(axes: Axes, matrix: Any, title: str, labels: Sequence[str]) -> None:
-    """Mutual CKA of the clients, each cell with its number."""
+    """Plot the mutual CKA of the clients with a number in each cell."""
     matrix = np.asarray(matrix)
     axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis")
     for i, j in np.ndindex(*matrix.shape):
@@ -52,7 +52,7 @@ def heat_map(axes: Axes, matrix: Any, title: str, labels: Sequence[str]) -> None
 
 
 def holdings(axes: Axes, counts: Mapping[str, Sequence[int]], classes: Sequence[str]) -> None:
-    """Who holds how many images of which class: a circle's area is the number of images."""
+    """Plot how many images of each class each client has; the area of a circle is the number of images."""
     table = np.array(list(counts.values()))
     clients, labels = np.nonzero(table)
     largest = max(1, table.max())
@@ -63,11 +63,11 @@ def holdings(axes: Axes, counts: Mapping[str, Sequence[int]], classes: Sequence[
         axes.set_xticks(range(len(classes)), classes, rotation=45, ha="right", fontsize=8)
     if len(table) <= 20:
         axes.set_yticks(range(len(table)), list(counts), fontsize=8)
-    axes.set_title(f"who holds what (largest circle: {largest} images)", fontsize=9)
+    axes.set_title(f"images of each class (largest circle: {largest})", fontsize=9)
 
 
 def comparison(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Runs side by side: a bar for the mean, a dot for each seed."""
+    """Plot runs side by side: a bar for the mean, a dot for each seed."""
     for position, row in enumerate(rows):
         axes.barh(position, row["mean"] or 0, color=BLUE if position else GREY, height=0.6, alpha=0.8)
         axes.plot(list(row["per_seed"].values()), [position] * len(row["per_seed"]), "k.", markersize=5)
@@ -78,12 +78,14 @@ def comparison(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture whole or not at all."""
+    """Write a figure atomically."""
     buffer = io.BytesIO()
     try:
         figure.savefig(buffer, format=path.suffix.lstrip(".") or "png", dpi=150, bbox_inches="tight")
     except ValueError as error:
-        raise ConfigError(f"cannot draw into '{path}': {error}. Let the name end in .png, .svg or .pdf.") from None
+        raise ConfigError(
+            f"cannot save a plot to '{path}': {error}. Use a name that ends in .png, .svg or .pdf."
+        ) from None
     write_atomically(path, buffer.getvalue())
 
 

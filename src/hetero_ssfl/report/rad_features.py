@@ -1,6 +1,6 @@
-"""How each client's encoder represents the shared images (RAD): kernels, neighbours, maps, small pictures.
+"""The clients' features of the shared images (RAD): kernels, neighbours, maps and thumbnails.
 
-The encoders themselves are not loaded here: a `FeatureReader` does that (use/rad_features.py).
+This module does not load encoders: a `FeatureReader` does that (use/rad_features.py).
 """
 
 import base64
@@ -20,7 +20,7 @@ from ..consensus import kernel_factor, mutual_cka, spectrum
 from ..evaluation.nearest import nearest
 from ..runs import RunFolder, load_tensors
 
-MOST_IMAGES = 512  # more would cost minutes on large models and show no more
+MOST_IMAGES = 512  # more would take minutes with large models and not show more
 MOST_CLIENTS = 24
 MOST_DIRECTIONS = 64
 THUMBNAIL = 32
@@ -30,12 +30,12 @@ Map = Literal["pca", "tsne"]
 
 @dataclass(frozen=True)
 class RadFeatures:
-    """What a run's clients make of the RAD, before or after training; kernels are of unit-length, centred features."""
+    """Each client's features of the RAD, before or after training. Kernels use normalised, centred features."""
 
     names: list[str]
     features: list[Tensor]
     limits: str = ""
-    """Says that there are more clients or images, where there are."""
+    """A sentence about clients or images that are left out, or an empty string."""
 
     @cached_property
     def factors(self) -> list[Tensor]:
@@ -51,9 +51,9 @@ class RadFeatures:
         return torch.stack(self.kernels).mean(0)
 
     def spectrum(self) -> list[float]:
-        """Each direction's share of the mean kernel, largest first."""
-        shares: list[float] = spectrum(torch.cat(self.factors, dim=1))[:MOST_DIRECTIONS].tolist()
-        return shares
+        """Return the fraction of each direction in the mean kernel, largest first."""
+        fractions: list[float] = spectrum(torch.cat(self.factors, dim=1))[:MOST_DIRECTIONS].tolist()
+        return fractions
 
     @cached_property
     def mutual_cka(self) -> list[list[float]]:
@@ -61,11 +61,11 @@ class RadFeatures:
         return found
 
     def neighbours(self, count: int) -> list[Tensor]:
-        """For each client and image the nearest others, nearest first, by cosine."""
+        """Return for each client and image the nearest other images by cosine, nearest first."""
         return [nearest(z, torch.arange(len(z)), count)[0] for z in self.features]
 
     def shared_neighbours(self, count: int) -> float | None:
-        """How many of an image's nearest two clients have in common on average; None for one client."""
+        """Return how many neighbours of an image two clients have in common on average; None for one client."""
         sets = [[set(row) for row in found.tolist()] for found in self.neighbours(count)]
         common = [
             len(a & b)
@@ -77,11 +77,11 @@ class RadFeatures:
 
 
 FeatureReader = Callable[[RunFolder, bool], RadFeatures]
-"""Asks the encoders of a run, trained or untrained; raises HeteroSSFLError where they are not on this machine."""
+"""Returns the features of a run's encoders, trained or untrained. Raises HeteroSSFLError if they are not available."""
 
 
 def shown_rows(count: int, most: int = MOST_IMAGES) -> list[int]:
-    """All, or some at equal distances."""
+    """Return all row numbers, or `most` of them at equal distances."""
     return [int(k) for k in np.linspace(0, count - 1, min(count, most)).round()]
 
 
@@ -90,16 +90,16 @@ def rad_of(folder: RunFolder) -> Tensor:
 
 
 def left_out(clients: int, rows: int) -> str:
-    """What is not looked at, as a sentence."""
+    """Return a sentence about clients and RAD rows that are left out, or an empty string."""
     found = [
         f"the first {MOST_CLIENTS} of {clients} clients" if clients > MOST_CLIENTS else "",
         f"{MOST_IMAGES} of {rows} rows of the RAD at equal distances" if rows > MOST_IMAGES else "",
     ]
-    return f"Here and in the next three sections: {', '.join(filter(None, found))}." if any(found) else ""
+    return f"This section and the next three use {' and '.join(filter(None, found))}." if any(found) else ""
 
 
 def plane(kernel: Tensor, kind: Map) -> tuple[list[tuple[float, float]], str]:
-    """Each image's place on a map of the kernel, and what the map is in words."""
+    """Return the position of each image on a map of the kernel, and a description of the map."""
     if kind == "tsne" and len(kernel) >= 8:
         from sklearn.manifold import TSNE
 
@@ -109,9 +109,9 @@ def plane(kernel: Tensor, kind: Map) -> tuple[list[tuple[float, float]], str]:
         return [(float(x), float(y)) for x, y in model.fit_transform(distance)], "t-SNE"
     values, vectors = torch.linalg.eigh(kernel)
     places = vectors[:, -2:].flip(1) * values[-2:].flip(0).clamp_min(0).sqrt()
-    places = places * places.gather(0, places.abs().argmax(0, keepdim=True)).sign()  # else the solver's whim
-    shares = (values / values.sum().clamp_min(1e-12)).tolist()
-    words = f"PCA, the two directions carry {shares[-1]:.0%} and {shares[-2]:.0%} of the variation"
+    places = places * places.gather(0, places.abs().argmax(0, keepdim=True)).sign()  # fix the arbitrary signs
+    fractions = (values / values.sum().clamp_min(1e-12)).tolist()
+    words = f"PCA; the two directions explain {fractions[-1]:.0%} and {fractions[-2]:.0%} of the variance"
     return [(float(x), float(y)) for x, y in places.tolist()], words
 
 
@@ -120,7 +120,7 @@ def are_pictures(rad: Tensor) -> bool:
 
 
 def thumbnail(pixels: Tensor, side: int = THUMBNAIL) -> str:
-    """One image (channels, height, width) as a data address: small ones exactly, larger ones as JPEG."""
+    """Return an image (channels, height, width) as a data URL: small images as PNG, larger ones as JPEG."""
     grid = pixels.permute(1, 2, 0).numpy()
     image = Image.fromarray(grid[:, :, 0] if grid.shape[2] == 1 else grid)
     image.thumbnail((side, side))

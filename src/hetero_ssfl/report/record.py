@@ -1,4 +1,4 @@
-"""The sections about how runs went: what they cost, what went wrong, how to repeat them."""
+"""The sections about costs, faults and how to repeat a run."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -16,7 +16,7 @@ from .wording import MOST_ROWS, bytes_of, legend, volume
 def costs(runs: Sequence[ReportedRun]) -> Section:
     figures = [figure for figure in (_traffic(runs), _seconds(runs)) if figure.drawing]
     head = ["run", "up", "down", "up per client and round", "rounds", "time in rounds", "median round"]
-    blocks: list[Block] = [Rows("Sent, and how long it took", head, [_cost_row(run) for run in runs])]
+    blocks: list[Block] = [Rows("Data sent and time taken", head, [_cost_row(run) for run in runs])]
     if figures:
         blocks = [*legend(runs), Figures(figures), *blocks]
     last = runs[-1]
@@ -25,9 +25,9 @@ def costs(runs: Sequence[ReportedRun]) -> Section:
         table = [[c, volume(up.get(c, 0)), volume(down.get(c, 0))] for c in last.clients[:MOST_ROWS]]
         more = f", the first {MOST_ROWS} of {len(last.clients)}" if len(last.clients) > MOST_ROWS else ""
         blocks.append(Folded("Bytes of each client", [Rows(last.label + more, ["client", "up", "down"], table)]))
-    intro = "What is sent is counted as payload, without transport."
+    intro = "Bytes are payload, without the transport protocol."
     if all(run.method and not run.method.averages_weights for run in runs):
-        intro += f" Weights stay where they are, and so do {last.things} that are not in the RAD."
+        intro += f" Clients do not send weights, nor {last.things} that are not in the RAD."
     return Section("costs", "Bytes and time", intro, blocks)
 
 
@@ -52,7 +52,7 @@ def _seconds(runs: Sequence[ReportedRun]) -> Figure:
         for run in runs
     ]
     drawing = svg.line_chart(lines, "round", "Seconds that each round took")
-    return Figure("Seconds per round", drawing, "From broadcast to saved state, with the evaluation where one is due.")
+    return Figure("Seconds per round", drawing, "From broadcast to saved state, including evaluation if there is one.")
 
 
 def _cost_row(run: ReportedRun) -> list[str]:
@@ -74,12 +74,12 @@ def faults(runs: Sequence[ReportedRun]) -> Section:
     title = "Faults and exclusions"
     found = [(run, fault) for run in runs for fault in run.faults()]
     if not found:
-        return Section("faults", title, "None: every reply was used, nobody was away, nothing was warned of.")
+        return Section("faults", title, "None: every reply was used, no client was away, and there were no warnings.")
     rows = [[run.label, str(number), who, what, without_folders(words)] for run, (number, who, what, words) in found]
     counts: dict[str, int] = {}
     for _, (_, _, what, _) in found:
         counts[what] = counts.get(what, 0) + 1
-    intro = "In all: " + ", ".join(f"{what} {number}" for what, number in counts.items()) + "."
+    intro = "Total: " + ", ".join(f"{what} {number}" for what, number in counts.items()) + "."
     if len(rows) > MOST_ROWS:
         intro += f" The first {MOST_ROWS} of {len(rows)} are listed; events.jsonl has all."
     head = ["run", "round", "who", "what", "why"]
@@ -97,25 +97,25 @@ def repeat(runs: Sequence[ReportedRun]) -> Section:
     for run in runs:
         about = run.folder.read_json("environment.json")
         inner: list[Block] = [
-            Text("It was started with this command (absolute paths are cut to their last part):"),
+            Text("It was started with this command (absolute paths are shortened to their last part):"),
             Code(without_folders(str(about.get("command") or "not recorded"))),
             Text(_again(run)),
             Code(without_folders(run.result.config.to_toml())),
             _versions(run, about),
         ]
         blocks.append(Folded(f"{run.label}: command, settings, versions, machine", inner))
-    intro = "Every random choice comes from the seed: the same settings and versions give the same bits."
+    intro = "All random choices depend on the seed: the same settings, versions and machine give the same results."
     return Section("repeat", "How to repeat it", intro, blocks)
 
 
 def _again(run: ReportedRun) -> str:
-    """What to do with its settings, which are all that a page can hold of a run whose clients brought the rest."""
+    """Say how to repeat the run from its settings; the clients' own parts are not in the page."""
     if run.folder.site == "python":
-        return (
-            "Its clients were handed over in Python. Call federate(...) again with the same clients and RAD; settings:"
-        )
+        return "Its clients were passed from Python. Call federate(...) again with the same clients, RAD and settings:"
     if run.folder.site == "nodes" and not run.result.facts.get("nodes"):
-        return "Its participants were on other machines. With them, save these settings as federation.toml:"
+        return (
+            "Its participants were on other machines. To repeat it with them, save these settings as federation.toml:"
+        )
     more = " --node NODE.toml, with --node for each participant" if run.folder.site == "nodes" else ""
     return f"Or save these settings as settings.toml and start: hetero-ssfl run settings.toml{more}"
 
@@ -130,7 +130,7 @@ def _versions(run: ReportedRun, about: Mapping[str, Any]) -> Rows:
         "images skipped as unreadable": run.result.facts.get("skipped_images", 0),
     }
     rows = [[str(key), str(value)] for key, value in facts.items() if value is not None]
-    return Rows("As written when the run began", ["what", "value"], rows, WORDS)
+    return Rows("Recorded when the run started", ["what", "value"], rows, WORDS)
 
 
 def _differences(runs: Sequence[ReportedRun]) -> list[list[str]]:

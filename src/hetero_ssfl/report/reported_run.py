@@ -1,4 +1,4 @@
-"""One run as a page needs it: what is in its folder, however far it came, and how it is named and coloured."""
+"""A run as a page needs it: the content of its folder, finished or not, with a label and a colour."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from ..runs import RunFolder
 from .rad_features import are_pictures, rad_of
 from .tables import Result
 
-STYLES = 8  # colours of the style sheet, c0 to c7; c0 is kept for the last run
+STYLES = 8  # colours of the style sheet, c0 to c7; c0 is reserved for the last run
 ABSOLUTE_PATH = re.compile(r"(?<![\w.\-:/])/(?:[^\s/'\"]+/)+([^\s/'\"]+)")
 
 
@@ -36,13 +36,13 @@ class ReportedRun:
 
     @cached_property
     def clients(self) -> list[str]:
-        """Everyone who was ever heard of."""
+        """All clients in the events, results or facts."""
         seen = {event.client for event in self.trained} | set(self.result.results["clients"])
         return sorted(seen | set(self.result.facts.get("holdings", {})))
 
     @cached_property
     def models(self) -> dict[str, dict[str, Any]]:
-        """Each client's encoder, as far as it is known here."""
+        """The encoder of each client, as far as it is known."""
         status = self.folder.path / "status.json"
         nodes = self.folder.read_json("status.json").get("nodes", {}) if status.exists() else {}
         found = {}
@@ -57,12 +57,12 @@ class ReportedRun:
         return str(self.models.get(client, {}).get("encoder") or "")
 
     def name(self, client: str) -> str:
-        """Short, with its architecture: what a reader tells clients apart by."""
+        """Return the client's name and its architecture."""
         return f"{client} {self.encoder(client).removeprefix('given:').partition('(')[0]}".strip()
 
     @cached_property
     def things(self) -> str:
-        """What its data are: images, unless a program handed over something else."""
+        """The word for the data: images, or samples if they are not known to be images."""
         try:
             known = self.folder.site != "python" or are_pictures(rad_of(self.folder))
             return "images" if known else "samples"
@@ -71,7 +71,7 @@ class ReportedRun:
 
     @cached_property
     def method(self) -> type[Method] | None:
-        """None where the method is not at hand, or its code is not trusted."""
+        """The class of the method, or None if it is not available or its code is not trusted."""
         name = self.result.config.method
         try:
             return method_class(name) if is_trusted(name) else None
@@ -100,7 +100,7 @@ class ReportedRun:
         return found
 
     def series(self, key: str) -> dict[str, list[tuple[int, float]]]:
-        """A client's figure over the rounds, for each client that has it; `validation:` for probes."""
+        """Return a figure over the rounds for each client that has it; prefix `validation:` for probes."""
         found: dict[str, list[tuple[int, float]]] = {}
         for number, client, figures in self._figures(key.startswith("validation:")):
             value = figures.get(key.removeprefix("validation:"))
@@ -121,11 +121,11 @@ class ReportedRun:
 
     @property
     def client_figures(self) -> list[str]:
-        """Whatever the method's clients report of themselves."""
+        """Names of the figures that the clients report."""
         return sorted({key for event in self.trained for key in event.figures})
 
     def faults(self) -> list[tuple[int, str, str, str]]:
-        """(round, who, what happened, in their words)."""
+        """Return (round, who, what happened, reason) for each fault."""
         found = []
         for event in self.events:
             if isinstance(event, ClientTrained) and event.excluded:
@@ -136,17 +136,17 @@ class ReportedRun:
                 found.append((event.round, ", ".join(map(str, event.away)), "away", "not connected in this round"))
         absent = ", ".join(map(str, self.result.results.get("absent", [])))
         if absent:
-            found.append((self.rounds_done, absent, "absent", "left before the end: its figures are unknown"))
+            found.append((self.rounds_done, absent, "absent", "left before the end: the final figures are unknown"))
         return found
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
-    """Every run with a name of its own; the last one is the first colour, since it is what the page is about."""
+    """Read runs and give each a unique label. The last run, which the page is about, gets the first colour."""
     folders = [RunFolder.open(path) for path in paths]
     resolved = [folder.path.resolve() for folder in folders]
     for place, path in enumerate(resolved):
         if path in resolved[:place]:
-            raise RunError(f"'{paths[place]}' is named twice. Name each run once.")
+            raise RunError(f"'{paths[place]}' is listed twice. List each run once.")
     all_finished = all(folder.finished for folder in folders)
     styles = [f"c{1 + k % (STYLES - 1)}" for k in range(len(folders) - 1)] + ["c0"]
     labels = short_names(resolved)
@@ -157,7 +157,7 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
 
 
 def _so_far(folder: RunFolder) -> Result:
-    """The newest figures on validation images: what runs have in common of which not all are finished."""
+    """Return the newest validation results, for comparing runs that are not all finished."""
     probes = list(_validations(folder.events()))
     first = probes[0].clients if probes and probes[0].round == 0 else {}
     results = {"clients": probes[-1].clients if probes else {}, "untrained": first, "mean": {}}
@@ -172,7 +172,7 @@ def _validations(events: Sequence[Event]) -> Iterator[Evaluated]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Folder names, with as many parents as it takes to tell them apart."""
+    """Return folder names with as many parents as needed to make them unique."""
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
@@ -181,5 +181,5 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def without_folders(text: str) -> str:
-    """Absolute paths as their last part: a page is sent to others."""
+    """Shorten absolute paths to their last part, because pages are sent to other people."""
     return ABSOLUTE_PATH.sub(r"\1", text)

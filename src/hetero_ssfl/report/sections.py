@@ -1,4 +1,4 @@
-"""The sections about what was learned. Where a run lacks something, a section says so in a sentence."""
+"""The sections about results. If a run lacks something, its section says so."""
 
 from collections.abc import Mapping, Sequence
 from statistics import mean
@@ -14,12 +14,12 @@ from .wording import MOST_ROWS, UNTRAINED, bytes_of, legend, metric_words, names
 MOST_DRAWN = 30
 MOST_CURVES = 12
 FIGURES = {
-    "loss_ssl": "loss on its own {things}",
-    "loss_alignment": "alignment loss, 0 is agreement with all",
+    "loss_ssl": "loss on own {things}",
+    "loss_alignment": "alignment loss, 0 is full agreement",
     "effective_rank": "effective rank of a client's kernel",
     "spread": "feature spread, 0 is collapse",
     "batch_rank": "effective rank within a batch",
-    "drift": "how far a client moved",
+    "drift": "distance that training moved the encoder",
 }
 SERVER_FIGURES = {"consensus_effective_rank": "effective rank of the consensus"}
 
@@ -28,7 +28,7 @@ SERVER_FIGURES = {"consensus_effective_rank": "effective rank of the consensus"}
 
 
 def summary(runs: Sequence[ReportedRun], metric: str | None) -> list[str]:
-    """What ran, on what, and the result."""
+    """Return sentences about the runs, their data and the result."""
     last = runs[-1]
     config = last.result.config
     encoders = {last.encoder(client) for client in last.clients} - {""}
@@ -55,13 +55,15 @@ def summary(runs: Sequence[ReportedRun], metric: str | None) -> list[str]:
             )
     lost = sum(what == "left out" for run in runs for _, _, what, _ in run.faults())
     if lost:
-        sentences.append(f"{_count(lost, 'reply', 'replies')} {'was' if lost == 1 else 'were'} left out: see Faults.")
+        sentences.append(
+            f"{_count(lost, 'reply', 'replies')} {'was' if lost == 1 else 'were'} left out: see Faults and exclusions."
+        )
     return sentences
 
 
 def _outcome(runs: Sequence[ReportedRun], metric: str | None) -> list[str]:
     if metric is None:
-        return ["There are no labels to probe with, so there are no accuracies."]
+        return ["There are no labels, so accuracy cannot be measured."]
     last, base = runs[-1].result, _baseline(runs)
     scores = last.scores(metric)
     if not scores:
@@ -80,7 +82,7 @@ def _outcome(runs: Sequence[ReportedRun], metric: str | None) -> list[str]:
 
 
 def key_figures(runs: Sequence[ReportedRun], metric: str | None) -> list[tuple[str, str, str]]:
-    """(style, figure, what it is) for the cards under the summary."""
+    """Return (style, figure, description) for the cards under the summary."""
     cards = []
     if metric:
         if runs[-1].untrained:
@@ -89,7 +91,7 @@ def key_figures(runs: Sequence[ReportedRun], metric: str | None) -> list[tuple[s
             cards.append((run.style, _percent(run.result.scores(metric)), name))
     last = runs[-1]
     up, down = (sum(bytes_of(last, key).values()) for key in ("bytes_up", "bytes_down"))
-    cards.append(("", volume(up + down), "sent in all, both ways" + (f", {last.label}" if len(runs) > 1 else "")))
+    cards.append(("", volume(up + down), "sent in total, up and down" + (f", {last.label}" if len(runs) > 1 else "")))
     seconds = sum(value for _, value in last.server_series("seconds"))
     return [*cards, ("", duration(seconds), "in rounds" + (f", {last.label}" if len(runs) > 1 else ""))]
 
@@ -98,13 +100,13 @@ def key_figures(runs: Sequence[ReportedRun], metric: str | None) -> list[tuple[s
 
 
 def accuracy(runs: Sequence[ReportedRun], metric: str | None) -> Section:
-    title = "Each client: accuracy, and the classes it holds"
+    title = "Accuracy and classes of each client"
     held = _holdings(runs)
     if metric is None:
-        reason = "Nothing to probe: the data have no labels, or the run has not been evaluated."
+        reason = "There are no accuracies: the data have no labels, or the run has not been evaluated."
         blocks: list[Block] = [Figures(held, "large")] if held else []
         return Section(
-            "accuracy", title, reason if held else f"{reason} Nor is it known who holds which classes.", blocks
+            "accuracy", title, reason if held else f"{reason} The classes of the clients are not known either.", blocks
         )
     last, base = runs[-1], _baseline(runs)
     clients = [c for c in last.clients if any(run.result.score(c, metric) is not None for run in runs)]
@@ -122,7 +124,7 @@ def accuracy(runs: Sequence[ReportedRun], metric: str | None) -> Section:
     if len(clients) > MOST_DRAWN:
         intro += f" The first {MOST_DRAWN} of {len(clients)} clients are drawn."
     if not held:
-        intro += " Who holds which classes is not known here: participants brought their own data."
+        intro += " The classes of the clients are not known: participants brought their own data."
     blocks = [
         *legend(runs, bool(last.untrained)),
         Figures([Figure("Accuracy, client by client", drawing), *held], "large"),
@@ -136,7 +138,7 @@ def accuracy(runs: Sequence[ReportedRun], metric: str | None) -> Section:
 
 
 def _holdings(runs: Sequence[ReportedRun]) -> list[Figure]:
-    """Who holds how many images of which class; more than one figure only where runs were divided differently."""
+    """Draw how many images of each class each client has; one figure per distinct division of the data."""
     divided: dict[str, ReportedRun] = {}
     for run in reversed(runs):
         if run.result.facts.get("holdings"):
@@ -150,11 +152,11 @@ def _holdings(runs: Sequence[ReportedRun]) -> list[Figure]:
             f"{client}: {run.result.holdings(client)}" for client in list(counts)[:12]
         )
         total = f"{sum(map(sum, counts.values())):,} {run.things} at {_count(len(counts), 'client')}"
-        note = f"{total}; a circle's area is their number."
+        note = f"{total}; the area of a circle is their number."
         if len(counts) > MOST_DRAWN:
             note += f" The first {MOST_DRAWN} clients are drawn."
         if all(a.method and not a.method.needs_labels for a in runs):
-            note += " Labels only divide the clients: no loss reads them."
+            note += " Labels are used only to divide the data: no loss uses them."
         name = title + (f", {run.label}" if len(divided) > 1 else "")
         figures.append(Figure(name, svg.bubbles(drawn, classes, run.style, label), note))
     return figures
@@ -194,9 +196,9 @@ def _accuracy_table(runs: Sequence[ReportedRun], clients: list[str], base: Mappi
         if shared is not None:
             others = ["" for _ in runs]
             others[list(runs).index(run)] = _figure(shared)
-            foot.append(["one model for all", "", *others, "", "", "", ""])
+            foot.append(["global model", "", *others, "", "", "", ""])
     than = "difference to " + ("untrained" if len(runs) == 1 else runs[0].label)
-    head = ["client", "untrained", *names_of(runs), than, "parameters", "holds", "encoder"]
+    head = ["client", "untrained", *names_of(runs), than, "parameters", "classes", "encoder"]
     more = f"; the first {MOST_ROWS} of {len(clients)}" if len(clients) > MOST_ROWS else ""
     return Rows(f"Accuracy in percent, {metric_words(metric)}{more}", head, rows, range(1, len(runs) + 4), foot)
 
@@ -214,7 +216,7 @@ def _other_probes(runs: Sequence[ReportedRun], metrics: Sequence[str]) -> Rows:
 
 
 def _over_seeds(runs: Sequence[ReportedRun], metric: str) -> list[Block]:
-    """Only where runs are repetitions of one another."""
+    """Return a table over seeds if some runs differ only in the seed."""
     results: list[Result] = [run.result for run in runs]
     if len({r.settings for r in results}) == len(results):
         return []
@@ -251,7 +253,7 @@ def curves(runs: Sequence[ReportedRun], metric: str | None) -> Section:
             figures.append(Figure(words, svg.line_chart(lines, "round", f"{words} over the rounds", span=_span(runs))))
     if not figures:
         return Section("rounds", "Round by round", "No round has been finished yet.")
-    intro = "The line is the mean over clients, the band reaches from the lowest client to the highest."
+    intro = "Lines are means over clients; bands reach from the lowest to the highest client."
     if len(runs) == 1:
         intro += " Thin lines are single clients."
     if len(figures) > MOST_CURVES:
@@ -260,7 +262,7 @@ def curves(runs: Sequence[ReportedRun], metric: str | None) -> Section:
 
 
 def _span(runs: Sequence[ReportedRun]) -> tuple[int, int]:
-    """The same rounds under every curve."""
+    """Return the range of rounds, the same for all curves."""
     return 0, max(1, *(run.rounds_done for run in runs))
 
 
@@ -273,7 +275,7 @@ def _curve(runs: Sequence[ReportedRun], key: str, title: str) -> list[Figure]:
             for number, value in points:
                 by_round.setdefault(number, []).append(value)
         if not any(value for values in by_round.values() for value in values):
-            continue  # a term that a method does not have is zero throughout
+            continue  # a term that the method does not have is always zero
         if len(runs) == 1 and 1 < len(series) <= 12:
             lines += [svg.Line(f"{run.style} thin", [(r, v, "") for r, v in points]) for points in series.values()]
         ordered = sorted(by_round.items())
@@ -286,11 +288,11 @@ def _curve(runs: Sequence[ReportedRun], key: str, title: str) -> list[Figure]:
     return [Figure(title, drawing)] if drawing else []
 
 
-# --- small things ----------------------------------------------------------------------------------
+# --- helpers ---------------------------------------------------------------------------------------
 
 
 def _baseline(runs: Sequence[ReportedRun]) -> Mapping[str, Mapping[str, float]]:
-    """What the last run is held against: the first one, or with one run its untrained encoders."""
+    """Return the scores to compare the last run with: those of the first run, or of the untrained encoders."""
     return runs[-1].untrained if len(runs) == 1 else runs[0].result.results["clients"]
 
 

@@ -1,4 +1,4 @@
-"""A run as an operator sees it: what it does now, who is there, who failed and why."""
+"""The status of a run for its operator: current phase, participants, failures and their reasons."""
 
 import time
 from statistics import median
@@ -12,7 +12,7 @@ from ..runs import RunFolder
 
 
 def read_status(folder: RunFolder) -> dict[str, Any]:
-    """From status.json (now) and events.jsonl (what is finished)."""
+    """Read the status from status.json (current) and events.jsonl (finished rounds)."""
     now: dict[str, Any] = folder.read_json("status.json") if (folder.path / "status.json").exists() else {}
     events = folder.events()
     rounds = [e for e in events if isinstance(e, RoundDone)]

@@ -1,6 +1,6 @@
-"""Small charts as SVG text. Colours are classes of the page's style sheet, so that they follow light and dark.
+"""Small charts as SVG. Colours are classes of the page's style sheet, so that they follow light and dark mode.
 
-Every piece of text goes through `tag`, which escapes it: names come from other people's machines.
+All text goes through `tag`, which escapes it: names come from other machines.
 """
 
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-WIDTH = 360  # about a phone's: text keeps its size there, and a wide screen shows several charts side by side
+WIDTH = 360  # about the width of a phone; a wide screen shows several charts side by side
 LEFT, RIGHT, TOP, BOTTOM = 48, 12, 10, 38
 LARGEST = 1e30  # figures beyond this are not drawn: differences of larger ones overflow
 MOST_MARKS = 60
@@ -18,7 +18,7 @@ VIRIDIS = ("440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779",
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: (x, y, what to say of the point); `band` gives the lowest and highest y at each x."""
+    """A curve with points (x, y, tooltip); `band` gives (x, lowest y, highest y)."""
 
     style: str
     points: Sequence[tuple[float, float, str]]
@@ -26,7 +26,7 @@ class Line:
 
 
 def tag(name: str, *children: object, **attributes: object) -> Markup:
-    """One element, everything escaped. `class_` is class, `stroke_width` is stroke-width."""
+    """Return an element with everything escaped. `class_` becomes class, `stroke_width` becomes stroke-width."""
     given = Markup("").join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), _short(value)) for key, value in attributes.items()
     )
@@ -34,13 +34,13 @@ def tag(name: str, *children: object, **attributes: object) -> Markup:
 
 
 def picture(width: float, height: float, label: str, *children: object, style: str = "chart") -> Markup:
-    """A whole drawing, with words for those who do not see it."""
+    """Return a complete drawing with a label for screen readers."""
     box = f"0 0 {_short(width)} {_short(height)}"
     return tag("svg", *children, viewBox=box, role="img", aria_label=label, class_=style)
 
 
 def mark(style: str, x: float, y: float, words: str) -> Markup:
-    """A point of a series: each series has a shape of its own beside its colour."""
+    """Return a point of a series. Series differ in shape as well as in colour."""
     shapes = (
         "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0",
         "M-3.6,-3.6h7.2v7.2h-7.2z",
@@ -60,7 +60,7 @@ def line_chart(
     span: tuple[float, float] | None = None,
     width: float = WIDTH,
 ) -> Markup:
-    """Curves over rounds (or over anything that is counted), at least over `span`."""
+    """Draw curves over rounds or another whole number; the x axis includes `span`."""
     height = width * 0.61
     lines = [_drawable(line, log) for line in lines]
     xs = [x for line in lines for x, _, _ in line.points]
@@ -85,7 +85,7 @@ def line_chart(
 
 
 def dot_plot(rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], x_label: str, label: str) -> Markup:
-    """A row per name with a mark for each series: (name, [(style, value, words)])."""
+    """Draw a row per name with a mark for each series: (name, [(style, value, tooltip)])."""
     values = [value for _, marks in rows for _, value, _ in marks]
     if not values:
         return Markup("")
@@ -105,7 +105,7 @@ def dot_plot(rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], x_lab
 
 
 def heat_map(matrix: Sequence[Sequence[float]], names: Sequence[str], label: str) -> Markup:
-    """Figures between 0 and 1; rows are named, columns have the rows' numbers."""
+    """Draw a matrix of values between 0 and 1. Rows have names; columns have the numbers of the rows."""
     count = len(names)
     left = 108 if count <= 24 else 4
     cell = min(34.0, (WIDTH - left - 4) / max(1, count))
@@ -120,14 +120,14 @@ def heat_map(matrix: Sequence[Sequence[float]], names: Sequence[str], label: str
             words = tag("title", f"{name}, {names[j]}: {value:.3f}")
             parts.append(tag("rect", words, x=x, y=y, width=cell - 1, height=cell - 1, fill=fill))
             if cell >= 24:
-                ink = "black" if luminance(fill) > 0.179 else "white"  # whichever stands out more
+                ink = "black" if luminance(fill) > 0.179 else "white"  # the colour with more contrast
                 middle = x + (cell - 1) / 2
                 parts.append(tag("text", f"{value:.2f}", x=middle, y=y + cell / 2 + 4, class_=f"cell {ink}"))
     return picture(left + count * cell + 4, 24 + count * cell, label, *parts, style="chart heat")
 
 
 def bubbles(counts: Sequence[tuple[str, Sequence[int]]], classes: Sequence[str], style: str, label: str) -> Markup:
-    """Who holds how many of which: a circle's area is the number."""
+    """Draw a table of counts; the area of a circle is the count."""
     columns = max([len(classes), *(len(row) for _, row in counts)])
     left, top = 108, 12 + 6.2 * min(12, max((len(name) for name in classes), default=1)) if len(classes) <= 24 else 12
     across, down = (WIDTH - left - 8) / max(1, columns), max(18.0, min(34.0, (WIDTH - left - 8) / max(1, columns)))
@@ -155,7 +155,7 @@ def bubbles(counts: Sequence[tuple[str, Sequence[int]]], classes: Sequence[str],
 
 
 def scatter(points: Sequence[tuple[float, float, str]], pictures: Sequence[str], style: str, label: str) -> Markup:
-    """Points on a plane, each with its words: the picture with that id, or a dot where there are none."""
+    """Draw points (x, y, tooltip) as the pictures with the given ids, or as dots if there are none."""
     half = 8.0
     xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
     across = _Scale(min(xs), max(xs), half + 2, WIDTH - half - 2, tight=True)
@@ -170,13 +170,13 @@ def scatter(points: Sequence[tuple[float, float, str]], pictures: Sequence[str],
 
 
 def use(picture_id: str, x: float, y: float, side: float, words: str) -> Markup:
-    """A picture that the page holds once, here."""
+    """Show a picture that is stored once in the page."""
     place = f"translate({_short(x)} {_short(y)}) scale({side:g})"
     return tag("use", tag("title", words), href=f"#{picture_id}", transform=place)
 
 
 def ramp(value: float) -> str:
-    """Viridis from 0 to 1: safe for colour-blind readers."""
+    """Return the viridis colour of a value from 0 to 1. It is safe for colour-blind readers."""
     place = min(1.0, max(0.0, value)) * (len(VIRIDIS) - 1)
     low = min(int(place), len(VIRIDIS) - 2)
     ends = [[int(VIRIDIS[k][i : i + 2], 16) for i in (0, 2, 4)] for k in (low, low + 1)]
@@ -185,14 +185,14 @@ def ramp(value: float) -> str:
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance of '#rrggbb' (WCAG)."""
+    """Return the relative luminance of '#rrggbb' (WCAG)."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers from `low` to `high`."""
+    """Return round numbers from `low` to `high`."""
     rough = (high - low) / wanted or 1.0
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
@@ -205,7 +205,7 @@ def clip(text: str, length: int) -> str:
 
 
 class _Scale:
-    """From figures to places, with some room at the ends; `log` for positive figures."""
+    """Maps values to positions, with a margin at both ends; `log` is for positive values."""
 
     def __init__(
         self, low: float, high: float, start: float, end: float, log: bool = False, tight: bool = False
@@ -219,8 +219,8 @@ class _Scale:
         self.low, self.high = self.low - room, self.high + room
 
     def __call__(self, value: float) -> float:
-        share = ((math.log10(value) if self.log else value) - self.low) / (self.high - self.low)
-        return self.start + share * (self.end - self.start)
+        fraction = ((math.log10(value) if self.log else value) - self.low) / (self.high - self.low)
+        return self.start + fraction * (self.end - self.start)
 
     def ticks(self) -> list[float]:
         if self.log:

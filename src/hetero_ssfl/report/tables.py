@@ -1,4 +1,4 @@
-"""Run folders as tables: what each client learned, and how runs differ."""
+"""Tables of results and of differences between runs."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Result:
 
     @property
     def settings(self) -> Config:
-        """What makes runs repetitions of one another: everything but the seed, where they ran and who looked on."""
+        """The config without seed, engine and tracking; equal for runs that are repetitions of each other."""
         return self.config.model_copy(update={"seed": 0, "engine": EngineConfig(), "tracking": TrackingConfig()})
 
     def score(self, client: str, metric: str) -> float | None:
@@ -45,12 +45,12 @@ class Result:
         return [s[metric] for s in self.results["clients"].values() if metric in s]
 
     def model(self, client: str) -> dict[str, Any]:
-        """Its encoder and how many parameters that has: as the client said or, in older runs, as its card says."""
+        """Return the client's encoder and its number of parameters, from the results or, in older runs, the card."""
         said: dict[str, Any] | None = self.results.get("models", {}).get(client)
         return said or self.folder.read_json(f"models/{client}/card.json")
 
     def holdings(self, client: str) -> str:
-        """The classes a client has, as words."""
+        """Describe the classes of a client."""
         counts = self.facts.get("holdings", {}).get(client, [])
         names = [name for name, count in zip(self.facts.get("classes", []), counts, strict=False) if count]
         return ", ".join(names) if len(names) <= 4 else f"{len(names)} classes"
@@ -61,7 +61,7 @@ def metric_names(result: Result) -> list[str]:
 
 
 def results_table(result: Result) -> Table:
-    """One run: a row per client, a column per metric, mean and spread over clients below."""
+    """Return a table with a row per client, a column per metric, and mean and deviation over clients below."""
     metrics = metric_names(result)
     table = Table(title=f"{result.label}, seed {result.config.seed}: accuracy on test images (%)")
     for heading in ("client", "encoder", "holds"):
@@ -81,20 +81,19 @@ def results_table(result: Result) -> Table:
 
 
 def compare_rows(results: list[Result], metric: str) -> list[dict[str, Any]]:
-    """Runs grouped by equal settings: mean over clients of each seed, then mean and deviation over seeds."""
+    """Group runs by equal settings: mean over clients for each seed, then mean and deviation over seeds."""
     groups: dict[Config, list[Result]] = defaultdict(list)
     for result in results:
         if any(result.config.seed == other.config.seed for other in groups[result.settings]):
             raise RunError(
-                f"'{result.folder.path}' repeats a run that is named already (settings and seed are equal). "
-                "Name each run once."
+                f"'{result.folder.path}' has the same settings and seed as another run in the list. List each run once."
             )
         groups[result.settings].append(result)
     labels = [members[0].label for members in groups.values()]
     rows: list[dict[str, Any]] = []
     for members in groups.values():
         label = members[0].label
-        if labels.count(label) > 1:  # same name and method, other settings: the folder tells them apart
+        if labels.count(label) > 1:  # same name and method, different settings: add the folder's name
             label += f" ({members[0].folder.path.name})"
         per_seed = {r.config.seed: mean(r.scores(metric)) for r in members if r.scores(metric)}
         values = list(per_seed.values())
@@ -119,9 +118,9 @@ def compare_rows(results: list[Result], metric: str) -> list[dict[str, Any]]:
 
 
 def paired_interval(first: list[Result], second: list[Result], metric: str, draws: int = 4000) -> list[float] | None:
-    """95 % bootstrap interval of the mean difference (second - first) of the same client at the same seed.
+    """Return the 95 % bootstrap interval of the mean difference (second - first) per client and seed.
 
-    Seeds are drawn first and then clients within each, because clients of one run are not independent.
+    Seeds are drawn first, then clients within each seed, because clients of one run are not independent.
     """
     by_seed = {r.config.seed: r for r in first}
     differences = []

@@ -1,4 +1,4 @@
-"""Words, legends and sums that several sections of a page share."""
+"""Words, legends and sums that several sections of a page use."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ UNTRAINED = "cu"
 
 
 def metric_of(runs: Sequence[ReportedRun]) -> str | None:
-    """The accuracy the page is about: of the linear probe on all classes, where there is one."""
+    """Return the accuracy that the page shows: that of the linear probe on all classes, if there is one."""
     known = sorted({name for run in runs for name in metric_names(run.result)})
     return "linear_all" if "linear_all" in known else next(iter(known), None)
 
@@ -31,12 +31,12 @@ def probed_on(runs: Sequence[ReportedRun]) -> str:
 
 
 def names_of(runs: Sequence[ReportedRun]) -> list[str]:
-    """One run is compared with its own beginning."""
+    """Return the runs' labels, or "trained" for a single run, which is compared with its untrained encoders."""
     return [run.label for run in runs] if len(runs) > 1 else ["trained"]
 
 
 def legend(runs: Sequence[ReportedRun], untrained: bool = False) -> list[Block]:
-    """Nothing where there is nothing to tell apart."""
+    """Return a legend, or nothing if there is only one entry."""
     entries = [(run.style, name) for run, name in zip(runs, names_of(runs), strict=True)]
     entries = [(UNTRAINED, "untrained"), *entries] if untrained else entries
     return [Legend([(_swatch(style, label), label) for style, label in entries])] if len(entries) > 1 else []

@@ -1,1 +1,1 @@
-"""What a user does with trained encoders: embed images, export, look at neighbours."""
+"""Use trained encoders: embed images, export models, show neighbours."""

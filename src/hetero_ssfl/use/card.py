@@ -1,4 +1,4 @@
-"""A model card: what an encoder is, how it was trained and on how much, what it reached, how to load it."""
+"""Write model cards: what an encoder is, how it was trained, its accuracy, and how to load it."""
 
 import inspect
 from collections.abc import Mapping
@@ -18,20 +18,20 @@ tags: [self-supervised-learning, federated-learning, {task}, hetero-ssfl]
 ---
 """
 PAPER = (
-    "Each participant trains its own architecture on its own data without labels, and only representations of a small "
-    "shared set travel (D. Makhija, N. Ho, J. Ghosh, *Federated Self-supervised Learning for Heterogeneous Clients*)."
+    "Each participant trains its own architecture on its own data without labels and sends only representations of a "
+    "small shared set (D. Makhija, N. Ho, J. Ghosh, *Federated Self-supervised Learning for Heterogeneous Clients*)."
 )
 LIMITS = """## Limits
 
-- It knows the data of one federation. What is unlike those may be embedded poorly: measure it on your own task first.
-- Accuracies are those of probes on frozen features. They are not those of a finished classifier.
-- Weights can reveal something about the data they were trained on. There is no formal privacy guarantee.
-- No licence is given here: whoever owns the data and the model decides that.
+- It was trained on the data of one federation. It may embed other data poorly: measure it on your own task first.
+- Accuracies are measured with probes on frozen features, not with a finished classifier.
+- Weights can reveal information about the training data. There is no formal privacy guarantee.
+- This card gives no licence: the owner of the data and the model decides on one.
 """
 
 
 def model_card(model: ModelFolder, encoder: str | None, files: Mapping[str, str]) -> str:
-    """Markdown with front matter; `files` are the model's files by format, `encoder` what the user says builds it."""
+    """Return Markdown with front matter. `files` maps formats to file names; `encoder` overrides the card's encoder."""
     card, shape, side = model.card, ", ".join(map(str, model.shape)), model.shape[-1]
     scaled = " with values from 0 to 1" if "mean" in card["input"] else ""
     takes, given = f"inputs of shape ({shape})", f"Inputs are float32 of shape (n, {shape}){scaled}."
@@ -79,7 +79,7 @@ def _training(model: ModelFolder) -> str:
 
 
 def _results(model: ModelFolder) -> str:
-    """Probe accuracies, where the run has labels and is at hand."""
+    """Return a table of probe accuracies if the run is available and has labels."""
     results: dict[str, Any] = model.run.read_json("results.json") if model.run else {}
     scores = results.get("clients", {}).get(model.client, {})
     if not scores:
@@ -128,17 +128,18 @@ def _loading(kind: str, file: str, model: ModelFolder, encoder: str | None) -> s
                 f"features = encoder.eval()((images - {mean}) / {std})",
             ],
         )
-    inside = "The normalisation is inside.\n\n" if kind != "safetensors" and "mean" in model.card["input"] else ""
+    has_normalisation = kind != "safetensors" and "mean" in model.card["input"]
+    inside = "The file includes the normalisation.\n\n" if has_normalisation else ""
     return f"### {title}\n\n{inside}```python\n" + "\n".join(code) + "\n```"
 
 
 def _building(model: ModelFolder, encoder: str | None) -> list[str]:
-    """The lines that make an untrained encoder of this kind."""
+    """Return the lines of code that build an untrained encoder of this architecture."""
     spec, channels, side = encoder or model.card["encoder"], model.shape[0], model.shape[-1]
     name, options = parse_spec(spec)
     source, colon, attribute = name.partition(":")
     if source == GIVEN:
-        return [f"encoder = ...  # {attribute}, as it was handed to federate()"]
+        return [f"encoder = ...  # {attribute}, as it was passed to federate()"]
     if source == "timm":
         given = {"num_classes": 0, "in_chans": channels, **options}
         return ["import timm", f"encoder = timm.create_model({attribute!r}, {_arguments(given)})"]
@@ -150,7 +151,7 @@ def _building(model: ModelFolder, encoder: str | None) -> list[str]:
     given = {"in_channels": channels, "side": side}
     accepted: set[str] = set()
     if encoder or is_trusted(spec):
-        with suppress(ConfigError, ValueError, TypeError):  # safetensors are exported also without the class at hand
+        with suppress(ConfigError, ValueError, TypeError):  # exporting safetensors does not need the class
             accepted = set(inspect.signature(find(name, "encoder")).parameters)
     arguments = {**{key: value for key, value in given.items() if key in accepted}, **options}
     return [f"from {source} import {attribute}", f"encoder = {attribute}({_arguments(arguments)})"]

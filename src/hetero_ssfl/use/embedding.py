@@ -1,4 +1,4 @@
-"""Images to features with one trained encoder: a batch in memory at a time, one file at the end."""
+"""Embed images with trained encoders, one batch in memory at a time, and save the features to one file."""
 
 import io
 import json
@@ -27,7 +27,7 @@ OnBad = Literal["error", "skip"]
 
 @dataclass(frozen=True)
 class Embedded:
-    """Where each image is in its source, and its feature vectors by each of the encoders."""
+    """The row and path of each image in its source, and its features by each encoder."""
 
     rows: list[int]
     paths: list[str | None]
@@ -35,13 +35,13 @@ class Embedded:
 
 
 def check_output(path: Path) -> None:
-    """Before the work begins."""
+    """Check the output's format before the work starts."""
     if path.suffix not in FORMATS:
-        raise ConfigError(f"cannot write features into '{path}', expected a name that ends in {' or '.join(FORMATS)}.")
+        raise ConfigError(f"cannot write features to '{path}', expected a name that ends in {' or '.join(FORMATS)}.")
 
 
 def open_images(model: ModelFolder, source: str, on_bad_image: OnBad = "error") -> tuple[int, Iterator[Placed]]:
-    """How many images a source has, and each in the shape that a model takes."""
+    """Return the number of images in a source, and an iterator over them in the model's input shape."""
     if not model.takes_images:
         raise ConfigError(
             f"{model.client}'s encoder takes inputs of shape {model.shape}, not square images. Use it from Python."
@@ -51,7 +51,7 @@ def open_images(model: ModelFolder, source: str, on_bad_image: OnBad = "error") 
 
 
 def embed(encoders: Sequence[nn.Module], images: Iterable[Placed], count: int, console: Console) -> Embedded:
-    """All images through each encoder; bad ones may be missing from the count."""
+    """Compute the features of all images with each encoder. Bad images may be skipped, so `count` is an upper limit."""
     shown = track(images, "embedding", count, console=console, transient=True, disable=not console.is_terminal)
     rows: list[int] = []
     paths: list[str | None] = []
@@ -74,7 +74,7 @@ def _batches(images: Iterable[Placed]) -> Iterator[list[Placed]]:
 
 
 def save_features(path: Path, found: Embedded, model: ModelFolder) -> None:
-    """Parquet: columns row, path (empty in tables) and feature (a list of numbers). Numpy: the features alone."""
+    """Save Parquet with columns row, path (null in tables) and feature (a list), or NumPy with only the features."""
     values = found.features[0].numpy()
     if path.suffix == ".npy":
         import numpy as np

@@ -1,7 +1,7 @@
-"""A trained encoder for other programs: safetensors, torch.export or ONNX, with a model card.
+"""Export a trained encoder for other programs as safetensors, torch.export or ONNX, with a model card.
 
-What a torch.export or ONNX file holds takes images with values from 0 to 1: the normalisation is inside. It is compared
-with the encoder before it is written, so a file that is there gives the same features.
+A torch.export or ONNX model includes the normalisation and takes images with values from 0 to 1. Before it is written,
+it is checked to give the same features as the encoder.
 """
 
 import io
@@ -28,7 +28,7 @@ Run = Callable[[Tensor], Tensor]
 
 
 class Normalised(nn.Module):
-    """Images with values from 0 to 1 to features."""
+    """Maps images with values from 0 to 1 to features."""
 
     def __init__(self, encoder: nn.Module, mean: float, std: float) -> None:
         super().__init__()
@@ -40,10 +40,10 @@ class Normalised(nn.Module):
 
 
 def export(model: ModelFolder, to: str, out: Path, encoder: str | None = None) -> Path:
-    """Write one client's model into a folder (or a file, by its suffix), then its card; return the model's file."""
+    """Write one client's model to a folder (or a file, by its suffix), then its card; return the model's file."""
     check_format(to)
     file, card = _places(model, to, out)
-    if to == "safetensors":  # as it was trained; whoever loads it has the class
+    if to == "safetensors":  # unchanged weights; loading them needs the encoder's class
         content = _read(model.path / "encoder.safetensors")
     else:
         content = convert(model, model.load(encoder), to)
@@ -64,26 +64,28 @@ def check_format(to: str) -> None:
     if to == "torchscript":
         raise ConfigError(
             "PyTorch has deprecated TorchScript, and its tracer refuses transformers. "
-            "Use --to torch-export: a .pt2 file that loads without this package, too."
+            "Use --to torch-export: a .pt2 file also loads without this package."
         )
     if to not in SUFFIXES:
         raise ConfigError(f"unknown format '{to}', expected one of {', '.join(SUFFIXES)}.")
 
 
 def _places(model: ModelFolder, to: str, out: Path) -> tuple[Path, Path]:
-    """Where the model and its card go. Nothing that is not an export of this model is written over."""
+    """Return the paths of the model and its card. Only exports of the same model are overwritten."""
     if out.suffix == SUFFIXES[to]:
         card = out.with_name(f"{out.name}.md")
         if out.exists() and not card.exists():
-            raise RunError(f"'{out}' exists, without a model card beside it. Remove it, or change --output.")
+            raise RunError(f"'{out}' exists without a model card next to it. Remove it, or change --output.")
         return out, _of_this_model(card, model)
     if out.suffix in SUFFIXES.values():
-        raise ConfigError(f"--to {to} writes {SUFFIXES[to]} files, but '{out}' ends in {out.suffix}. Change one.")
+        raise ConfigError(
+            f"--to {to} writes {SUFFIXES[to]} files, but '{out}' ends in {out.suffix}. Change --to or --output."
+        )
     if out.is_dir() and any(out.iterdir()):
         there = ModelFolder.read(out).card if (out / "card.json").exists() else None
         if there != model.card:
             what = "other files" if there is None else f"another model ({there['client']}, round {there.get('round')})"
-            raise RunError(f"'{out}' holds {what}. Choose another folder with --output.")
+            raise RunError(f"'{out}' contains {what}. Choose another folder with --output.")
     return out / f"encoder{SUFFIXES[to]}", _of_this_model(out / "README.md", model)
 
 
@@ -94,7 +96,7 @@ def _of_this_model(card: Path, model: ModelFolder) -> Path:
 
 
 def _mark(model: ModelFolder) -> bytes:
-    """A line by which a card is known to be this model's: a digest of its weights."""
+    """Return a line with a digest of the weights, which identifies a card of this model."""
     return f"\n<!-- {sha256(_read(model.path / 'encoder.safetensors')).hexdigest()} -->\n".encode()
 
 
@@ -106,7 +108,7 @@ def _read(path: Path) -> bytes:
 
 
 def convert(model: ModelFolder, encoder: nn.Module, to: str) -> bytes:
-    """The encoder with its normalisation as a file's content that was run and gave the same features."""
+    """Return the file content for the encoder with its normalisation, checked to give the same features."""
     module = Normalised(encoder, *model.normalisation).eval()
     if to == "onnx":
         for name in ("onnx", "onnxscript", "onnxruntime"):
@@ -115,7 +117,7 @@ def convert(model: ModelFolder, encoder: nn.Module, to: str) -> bytes:
     try:
         with _without_noise(), torch.no_grad():
             content = make(module, torch.rand(3, *model.shape), json.dumps(model.card))
-    except Exception as error:  # a user's module may hold anything, and each exporter raises kinds of its own
+    except Exception as error:  # a user's module may contain anything, and each exporter has its own exceptions
         raise ConfigError(
             f"encoder '{model.card['encoder']}' cannot be exported to {to}: {_line(error)}. "
             "Its forward may depend on values or on the number of images; --to safetensors always works."
@@ -125,7 +127,7 @@ def convert(model: ModelFolder, encoder: nn.Module, to: str) -> bytes:
 
 
 def _compare(module: nn.Module, run: Run, shape: tuple[int, ...], to: str) -> None:
-    """On batches of several sizes, by the largest difference relative to the largest feature (at least 1)."""
+    """Compare features on batches of several sizes: the largest difference relative to max(1, largest feature)."""
     for count in (1, 2, 5):
         images = torch.rand(count, *shape, generator=torch.Generator().manual_seed(count))
         with torch.no_grad():
@@ -134,8 +136,8 @@ def _compare(module: nn.Module, run: Run, shape: tuple[int, ...], to: str) -> No
         difference = float((expected - found).abs().max()) / scale if found.shape == expected.shape else float("inf")
         if not difference <= TOLERANCE:
             raise RunError(
-                f"the {to} file gives other features than the encoder (difference {difference:.1e}, expected at most "
-                f"{TOLERANCE:g}), so it was not written. Export to another format, and tell us which encoder it was."
+                f"the features of the {to} file differ from the encoder's by {difference:.1e}, expected at most "
+                f"{TOLERANCE:g}, so it was not written. Use another format, and please report the encoder as a bug."
             )
 
 
@@ -177,7 +179,7 @@ def _run_onnx(content: bytes) -> Run:
 
 @contextmanager
 def _without_noise() -> Iterator[None]:
-    """Exporters tell of their own deprecations and of packages nobody asked for, and print graphs when they fail."""
+    """Silence exporters, which warn about deprecations and missing packages and print graphs when they fail."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""Trained encoders on disk: those of a run folder, or the one that a node of a federation keeps for itself."""
+"""Find and load trained encoders on disk: those of a run folder, or the model of a single node."""
 
 import json
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ..runs import RunFolder, load_tensors
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """encoder.safetensors and card.json, and the run they came from where that is at hand."""
+    """A folder with encoder.safetensors and card.json, and the run it came from, if available."""
 
     path: Path
     card: dict[str, Any]
@@ -36,7 +36,7 @@ class ModelFolder:
             shape, known = (), False
         if not known or not shape or not all(isinstance(size, int) and size > 0 for size in shape):
             raise RunError(
-                f"'{path / 'card.json'}' does not say which encoder it is and what it takes. "
+                f"'{path / 'card.json'}' does not describe the encoder and its input. "
                 "Restore it from a copy, or run again with this version of hetero-ssfl."
             )
         return cls(path, card, run)
@@ -47,24 +47,27 @@ class ModelFolder:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one input: (channels, side, side) of an image."""
+        """The shape of one input; (channels, side, side) for images."""
         return _shape(self.card["input"])
 
     @property
     def takes_images(self) -> bool:
-        """Square ones, which is what any image can be made into."""
+        """Whether the input is square images, to which any image can be converted."""
         return "channels" in self.card["input"] and len(self.shape) == 3 and self.shape[1] == self.shape[2]
 
     @property
     def normalisation(self) -> tuple[float, float]:
-        """Mean and deviation by which pixel values from 0 to 1 are normalised; other data goes in as it is."""
+        """Mean and standard deviation for pixel values from 0 to 1; (0, 1) for other data, which is not normalised."""
         given = self.card["input"]
         return given.get("mean", 0.0), given.get("std", 1.0)
 
     def load(self, encoder: str | None = None) -> nn.Module:
-        """The trained encoder, ready to use; built from `encoder` where the card cannot say how, or is not trusted."""
+        """Return the trained encoder in evaluation mode.
+
+        `encoder` describes how to build it if the card does not, or if the card's code is not trusted.
+        """
         spec = encoder or self.card["encoder"]
-        with torch.random.fork_rng(devices=[]):  # its random first weights are nobody's business
+        with torch.random.fork_rng(devices=[]):  # keep the random state: the initial weights are replaced
             try:
                 if not encoder:
                     check_trusted(spec, "encoder")
@@ -75,19 +78,19 @@ class ModelFolder:
                 reason = f"{error} Or name"
                 if spec.startswith(f"{GIVEN}:"):
                     name = spec.partition(":")[2]
-                    reason = f"{self.client}'s encoder was handed over as an object, '{name}', not by a name. Name"
-                raise ConfigError(f"{reason} what builds it: --encoder package.module:callable.") from None
+                    reason = f"{self.client}'s encoder was passed as an object, '{name}', not by a name. Name"
+                raise ConfigError(f"{reason} the callable that builds it: --encoder package.module:callable.") from None
         self.fill(module, spec)
         return module.eval()
 
     def fill(self, module: nn.Module, spec: str) -> None:
-        """Put the trained weights into an encoder of the same architecture."""
+        """Load the trained weights into an encoder of the same architecture."""
         weights = load_tensors(self.path / "encoder.safetensors")[0]
         wrong = _first_difference(module.state_dict(), weights)
         if wrong:
             raise ConfigError(
                 f"the weights of {self.client} do not fit encoder '{spec}': {wrong}. "
-                "Name what builds the encoder that was trained: --encoder package.module:callable."
+                "Name the callable that builds the trained encoder: --encoder package.module:callable."
             )
         module.load_state_dict(weights)
 
@@ -99,35 +102,39 @@ def _shape(takes: dict[str, Any]) -> tuple[int, ...]:
 def _first_difference(expected: dict[str, Tensor], found: dict[str, Tensor]) -> str:
     for name in sorted(expected.keys() | found.keys()):
         if name not in found:
-            return f"it has '{name}', which the file lacks"
+            return f"the file does not have '{name}'"
         if name not in expected:
-            return f"the file has '{name}', which it lacks"
+            return f"the file has '{name}', but the encoder does not"
         if expected[name].shape != found[name].shape:
-            return f"'{name}' is {tuple(expected[name].shape)} in it and {tuple(found[name].shape)} in the file"
+            shapes = tuple(expected[name].shape), tuple(found[name].shape)
+            return f"'{name}' is {shapes[0]} in the encoder and {shapes[1]} in the file"
     return ""
 
 
 def find_model(path: Path, client: str | None) -> ModelFolder:
-    """One client's model."""
+    """Return the model of one client."""
     if client == "all":
-        raise ConfigError("--client all means several encoders, expected one. Name it.")
+        raise ConfigError("--client all selects several encoders, expected one. Name one client.")
     return find_models(path, client)[0]
 
 
 def find_models(path: Path, client: str | None) -> list[ModelFolder]:
-    """The model of one client, by name or number; of each for `all`. `path` is a run folder, or a model's own."""
+    """Return the model of one client, by name or number, or of each client for `all`.
+
+    `path` is a run folder or the folder of one model.
+    """
     if (path / "card.json").is_file() and not (path / "config.toml").exists():
         model = ModelFolder.read(path)
         if client not in (None, "all", model.client):
-            raise ConfigError(f"'{path}' is the model of {model.client} alone, not of '{client}'. Leave --client out.")
+            raise ConfigError(f"'{path}' is the model of {model.client}, not of '{client}'. Leave --client out.")
         return [model]
     if not (path / "config.toml").is_file():
         raise RunError(
-            f"'{path}' is neither a run folder (it has no config.toml) nor a model's folder (no card.json). "
+            f"'{path}' is neither a run folder (it has no config.toml) nor a model folder (it has no card.json). "
             "Check the path."
         )
     run = RunFolder.open(path)
-    run.read_json("results.json")  # models are written at the end; says how to get there
+    run.read_json("results.json")  # models are written at the end; the error says how to finish the run
     folders = _model_folders(run)
     if client == "all":
         return [ModelFolder.read(folder, run) for folder in folders.values()]
@@ -137,14 +144,14 @@ def find_models(path: Path, client: str | None) -> list[ModelFolder]:
 
 
 def _model_folders(run: RunFolder) -> dict[str, Path]:
-    """Where each client's model lies, by name."""
+    """Return the folder of each client's model, by name."""
     from ..federation.sites import open_site
 
     found = open_site(run).model_folders(run)
     if not found:
         raise RunError(
-            f"'{run.path}' holds no models: the participants keep them on their own machines. There, name the folder "
-            f"federations/{run.read_json('facts.json').get('federation', 'ID')}/model under the node's home instead."
+            f"'{run.path}' contains no models: the participants keep them on their own machines. There, use the folder "
+            f"federations/{run.read_json('facts.json').get('federation', 'ID')}/model in the node's home instead."
         )
     return found
 

@@ -1,4 +1,4 @@
-"""A page of nearest images: what encoders find alike, each client's answer below the other's."""
+"""Write a page of nearest images by the encoders of one or more clients."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,34 +20,34 @@ from .embedding import Embedded, OnBad, embed, open_images
 from .models import ModelFolder
 
 RANDOM_QUERIES = 4
-SIDE = 160  # pixels of a picture in the page, at most
+SIDE = 160  # maximum side of a picture in the page, in pixels
 
 
-Answer = tuple[list[int], list[float]]  # places among the images that were embedded, and similarities
+Answer = tuple[list[int], list[float]]  # positions among the embedded images, and similarities
 
 
 @dataclass(frozen=True)
 class Search:
     models: Sequence[ModelFolder]
     source: str | None
-    """None is the RAD of the run."""
+    """None means the RAD of the run."""
     queries: Sequence[str]
-    """Row numbers, paths in the source, or files; none are chosen by the seed."""
+    """Row numbers, paths in the source, or files. If empty, the seed determines random queries."""
     k: int
     seed: int
     on_bad_image: OnBad = "error"
     encoder: str | None = None
 
     def open(self) -> tuple[int, Iterator[Placed]]:
-        model = self.models[0]  # all clients of a run see images alike
+        model = self.models[0]  # all clients of a run have the same input shape
         if self.source is not None:
             return open_images(model, self.source, self.on_bad_image)
         if model.run is None:
             raise ConfigError(
-                f"'{model.path}' is a model without its run, so there is no RAD. Name --images to search."
+                f"'{model.path}' is a model without its run, so there is no RAD. Name images to search with --images."
             )
         if not model.takes_images:
-            raise ConfigError(f"the RAD of '{model.run.path}' holds no images, so there is nothing to show.")
+            raise ConfigError(f"the RAD of '{model.run.path}' does not contain images, so there is nothing to show.")
         pixels = rad_of(model.run)
         return len(pixels), (Placed(row, None, image) for row, image in enumerate(pixels))
 
@@ -56,18 +56,18 @@ class Search:
 class Query:
     name: str
     pixels: Tensor | None
-    """Of a file; what is among the images is found by its place."""
+    """Pixels of a query file; None for a query among the embedded images, which has a `place`."""
     place: int | None
 
 
 def write_page(search: Search, output: Path, console: Console) -> None:
     if output.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"cannot write a page into '{output}', expected a name that ends in .html.")
+        raise ConfigError(f"cannot write a page to '{output}', expected a name that ends in .html.")
     count, images = search.open()
     encoders = [model.load(search.encoder) for model in search.models]
     found = embed(encoders, images, count, console)
     if len(found.rows) < 2:
-        raise ConfigError("there is one image only, expected at least 2 to compare. Name more with --images.")
+        raise ConfigError("there is only one image, expected at least 2 to compare. Name more with --images.")
     queries = _queries(search, found)
     pairs = list(zip(encoders, found.features, strict=True))
     answers = [[_answer(query, encoder, features, search.k) for encoder, features in pairs] for query in queries]
@@ -79,7 +79,7 @@ def write_page(search: Search, output: Path, console: Console) -> None:
 
 def _answer(query: Query, encoder: nn.Module, features: Tensor, k: int) -> Answer:
     place = query.place
-    if query.pixels is not None:  # a guest, put behind the others for as long as it asks
+    if query.pixels is not None:  # an image from a file is appended for this query only
         features, place = torch.cat([features, extract_features(encoder, query.pixels[None])]), len(features)
     places, similarities = nearest(features, torch.tensor([place]), k)
     return places[0].tolist(), similarities[0].tolist()
@@ -102,7 +102,7 @@ def _query(search: Search, text: str, found: Embedded) -> Query:
         _, images = open_images(search.models[0], text)
         return Query(text, next(images).pixels, None)
     raise ConfigError(
-        f"there is no image '{text}' to ask for, expected a file, the path of one of the images, or a number from "
+        f"there is no image '{text}', expected a file, the path of one of the images, or a number from "
         f"{found.rows[0]} to {found.rows[-1]}. Change --query."
     )
 
@@ -112,7 +112,7 @@ def _name(found: Embedded, place: int) -> str:
 
 
 def _pictures(search: Search, rows: set[int]) -> dict[int, str]:
-    """A second pass, so that only what is shown is kept in memory."""
+    """Return thumbnails of the given rows. A second pass keeps only these images in memory."""
     return {
         image.row: thumbnail(image.pixels, SIDE) for image in _until(search.open()[1], max(rows)) if image.row in rows
     }
@@ -155,8 +155,8 @@ def _render(
     count = len(found.rows)
     among = f"{count:,} shared images (RAD)" if search.source is None else f"{count:,} images of {search.source}"
     intro = (
-        f"Among {among}: the {search.k} nearest to each query by cosine similarity of their features (1 is the same "
-        "direction), nearest first, as the encoders see them."
+        f"The {search.k} nearest of {among} to each query, nearest first, by the cosine similarity of each encoder's "
+        "features (1 means the same direction)."
     )
     return environment.get_template("neighbours.html").render(
         made_by="neighbours", title="Nearest images", intro=intro, queries=shown

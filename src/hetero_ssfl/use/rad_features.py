@@ -1,4 +1,4 @@
-"""Load a run's encoders and compute their features of the RAD, for a report."""
+"""Load a run's encoders and compute their features of the RAD for a report."""
 
 from itertools import islice
 
@@ -10,7 +10,7 @@ from ..runs import RunFolder
 
 
 def read_rad_features(folder: RunFolder, trained: bool) -> RadFeatures:
-    """Raises HeteroSSFLError where the encoders are not on this machine."""
+    """Return the features of the trained or untrained encoders. Raises HeteroSSFLError if they are not available."""
     names, features = [], []
     config, site = folder.config, open_site(folder)
     for participant in islice(participants(folder, site, config), MOST_CLIENTS):

@@ -1,1 +1,1 @@
-"""The participant's side: a Flower ClientApp, and what its process keeps between two messages."""
+"""The participant's side: a Flower ClientApp, and the state that its process keeps between messages."""

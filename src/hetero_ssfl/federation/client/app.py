@@ -19,7 +19,7 @@ from ...methods import Broadcast, method_for
 from ...plugins import remember
 from ...runs import RunFolder
 from ..logs import log_to_stderr
-from ..records import Header, Scalar, arrays_of, header_of, pack, pack_reply, pack_update, rad_of, settings_of
+from ..records import Header, Scalar, arrays_of, fields_of, header_of, pack, pack_reply, pack_update, rad_of
 from ..sites import NodeSite, SimulatedSite, Site
 from ..sites.node import RadMissingError
 from ..sites.participant import Participant
@@ -35,20 +35,21 @@ Handler = Callable[[Message, Context], Message]
 
 @dataclass
 class ClientProcess:
-    """All that one process keeps between two messages. It is created where the process starts."""
+    """The state that one process keeps between messages. It is created where the process starts."""
 
     site: Site | None = None
-    """The site of all its participants, where only this process has it (objects handed over from Python)."""
+    """The site of all participants in this process, if no other process can open it (objects passed from Python)."""
     run_dir: Path | None = None
-    """The run folder of all its participants, where the engine cannot tell each node (Ray)."""
+    """The run folder of all participants in this process, if the engine cannot tell each node (Ray)."""
     threads: int | None = None
-    """Torch threads, where the process does not belong to the engine that chooses them (Ray)."""
+    """The number of torch threads, if the engine does not set it (Ray)."""
     report: Report = lambda *_: None
     clients: ClientCache = field(default_factory=ClientCache)
-    _opened: dict[Path, Site] = field(default_factory=dict)
+    _nodes: dict[Path, NodeSite] = field(default_factory=dict)
+    _simulated: dict[Path, SimulatedSite] = field(default_factory=dict)
 
     def open_site(self, node: Mapping[str, Any]) -> tuple[Site, int]:
-        """The site that a node's place belongs to, and the participant's number there."""
+        """Return the site that a node config refers to, and the participant's number in it."""
         if self.threads:
             torch.set_num_threads(self.threads)
         if self.site is not None:
@@ -56,46 +57,46 @@ class ClientProcess:
         settings, run_dir = node.get("settings"), node.get("run-dir") or self.run_dir
         if settings:
             path = Path(str(settings))
-            if path not in self._opened:
-                self._opened[path] = opened = NodeSite([path])
-                torch.set_num_threads(opened.settings(0).threads)
-                log_to_stderr(opened.settings(0).name)
-            return self._opened[path], 0
+            opened = self._nodes.setdefault(path, NodeSite([path]))
+            torch.set_num_threads(opened.settings(0).threads)  # a process may serve several nodes
+            log_to_stderr(opened.settings(0).name)
+            return opened, 0
         if not run_dir:
             raise ProtocolError(
-                "this node has neither settings nor a run folder. Start it with node-config 'settings=\"node.toml\"'."
+                "this node has neither a settings file nor a run folder. "
+                "Start it with node-config 'settings=\"node.toml\"'."
             )
         path = Path(str(run_dir))
-        site = self._opened.setdefault(path, SimulatedSite(RunFolder(path)))
+        site = self._simulated.setdefault(path, SimulatedSite(RunFolder(path)))
         return site, int(node.get("number", node.get("partition-id", 0)))
 
 
-# --- where a message is answered ---
+# --- from a message to a participant ---
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """A message that a participant has agreed to read."""
+    """A parsed message that is within the participant's limits, and the participant."""
 
     header: Header
-    settings: Mapping[str, Scalar]
+    fields: Mapping[str, Scalar]
     arrays: Mapping[str, Tensor]
     participant: Participant
 
 
 def place(process: ClientProcess, message: Message, context: Context, hello: bool = False) -> Instruction:
-    """Open the site, check the message against the participant's limits, hand over the participant."""
+    """Open the site, check the message against the participant's limits, and return the participant."""
     site, number = process.open_site(context.node_config)
     site.admit(number, message)  # before anything in it is parsed
-    settings = settings_of(message.content)
-    header, config = header_of(settings), _config(str(settings.get("config")))
+    fields = fields_of(message.content)
+    header, config = header_of(fields), _config(str(fields.get("config")))
     rad = rad_of(message.content)
     if rad is not None:
         site.keep_rad(number, rad, header)
-    shape = (int(settings.get("channels", 0)), int(settings.get("side", 0))) if hello else None
+    shape = (int(fields.get("channels", 0)), int(fields.get("side", 0))) if hello else None
     participant = site.participant(number, config, header, shape)
     remember([participant.model.encoder])
-    return Instruction(header, settings, arrays_of(message.content), participant)
+    return Instruction(header, fields, arrays_of(message.content), participant)
 
 
 @lru_cache(maxsize=8)
@@ -104,14 +105,14 @@ def _config(config_toml: str) -> Config:
 
 
 def answering(handler: Handler) -> Handler:
-    """What goes wrong here becomes one sentence in the reply, and in this node's own log."""
+    """Turn an exception into a one-sentence error reply, and log it."""
 
     @wraps(handler)
     def answer(message: Message, context: Context) -> Message:
         try:
             return handler(message, context)
         except RadMissingError:
-            return Message(pack(settings={"need": "rad"}), reply_to=message)
+            return Message(pack(fields={"need": "rad"}), reply_to=message)
         except (HeteroSSFLError, FloatingPointError, torch.OutOfMemoryError) as error:
             log.warning("refused: %s", error)
             reason = f"{type(error).__name__}: {error}"
@@ -120,17 +121,17 @@ def answering(handler: Handler) -> Handler:
     return answer
 
 
-# --- what a participant answers to ---
+# --- the messages that a participant answers ---
 
 
 def client_app(process: ClientProcess) -> ClientApp:
-    """The ClientApp of one process."""
+    """Build the ClientApp of one process."""
     app = ClientApp()
 
     @app.query()
     @answering
     def hello(message: Message, context: Context) -> Message:
-        """Who is there: node ids are random, names are not."""
+        """Reply with the participant's name and model. Flower's node ids are random, names are stable."""
         asked = place(process, message, context, hello=True)
         participant = asked.participant
         facts: dict[str, Scalar] = {
@@ -145,12 +146,14 @@ def client_app(process: ClientProcess) -> ClientApp:
     @app.train()
     @answering
     def train(message: Message, context: Context) -> Message:
-        """One round: load the state before it, train, save the state after it, reply."""
+        """Train one round: load the previous state, train, save the new state, reply."""
         asked = place(process, message, context)
         participant, down = asked.participant, Broadcast(asked.header.round, asked.arrays)
         with participant.states.lock():
             client = process.clients.get(participant, limit=down.round - 1)
-            client.progress = partial(process.report, client.name)  # a closure over the client would keep it alive
+            client.progress = partial(
+                process.report, client.name
+            )  # not a closure over the client, which would keep it alive
             method = method_for(participant.config)
             method.check_broadcast(client, down)
             try:
@@ -166,10 +169,10 @@ def client_app(process: ClientProcess) -> ClientApp:
     @app.evaluate()
     @answering
     def score(message: Message, context: Context) -> Message:
-        """Probe the encoder as it is after a round; at the end also keep it as a model."""
+        """Probe the encoder after a round. On the last evaluation, also export it as a model."""
         asked = place(process, message, context)
-        participant, number, split = asked.participant, asked.header.round, str(asked.settings.get("split"))
-        if asked.arrays:  # the server's model for all, in networks of this client's kind
+        participant, number, split = asked.participant, asked.header.round, str(asked.fields.get("split"))
+        if asked.arrays:  # the server's global model, for networks with this client's architecture
             learner = participant.untrained()
             try:
                 learner.load_state_dict({**learner.state_dict(), **asked.arrays})
@@ -181,7 +184,7 @@ def client_app(process: ClientProcess) -> ClientApp:
         else:
             client = process.clients.get(participant, number)
             metrics = evaluate(participant, client.learner, split)
-            if asked.settings.get("export"):
+            if asked.fields.get("export"):
                 export_model(participant, client)
         return Message(pack_reply(asked.header, metrics=metrics), reply_to=message)
 
@@ -189,4 +192,4 @@ def client_app(process: ClientProcess) -> ClientApp:
 
 
 app = client_app(ClientProcess())
-"""What a SuperNode's client process loads (`hetero_ssfl.federation.client.app:app`)."""
+"""The ClientApp that a SuperNode loads (`hetero_ssfl.federation.client.app:app`)."""

@@ -1,4 +1,4 @@
-"""Clients that a process keeps in memory between two messages."""
+"""Clients that a process keeps in memory between messages."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
@@ -16,13 +16,13 @@ class Kept(NamedTuple):
     client: TrainingClient
     kind: Hashable
     size: int
-    """Bytes of its networks and images."""
+    """Size of its networks and images in bytes."""
 
 
 class ClientCache:
-    """Clients in this process's memory, least recently used first out. Their state is always on disk too.
+    """A least-recently-used cache of clients in this process's memory. Their state is also on disk.
 
-    Of each kind, the networks of the last one to leave serve the next one to come.
+    The networks of an evicted client are reused for the next client of the same kind.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class ClientCache:
         self._spare: dict[Hashable, Learner] = {}
 
     def get(self, participant: Participant, limit: int) -> TrainingClient:
-        """The client as it was after its newest round that is not after `limit`."""
+        """Return the client as it was after its newest round up to `limit`."""
         key, budget = participant.states.path, participant.config.engine.memory_mb * 2**20
         newest = participant.states.newest(limit)
         kept = self._kept.pop(key, None)
@@ -50,7 +50,7 @@ class ClientCache:
         self._spare.clear()
 
     def drop(self, participant: Participant) -> None:
-        """Forget a client whose training was cut short: what is in memory belongs to no round."""
+        """Remove a client whose training was interrupted: its networks do not belong to any round."""
         self._kept.pop(participant.states.path, None)
 
     def _shrink(self, budget: int) -> None:
@@ -61,10 +61,10 @@ class ClientCache:
 
 
 def move_images(client: TrainingClient, budget: int) -> int:
-    """Keep images and RAD on the client's accelerator if they fit beside its networks; return the bytes it occupies."""
+    """Move images and RAD to the client's accelerator if they fit beside its networks. Return the bytes in use."""
     networks, pixels, rad = map(_bytes_of, (client.learner.state_dict().values(), [client.pixels], [client.rad]))
     if client.device.type == "cpu":
-        return networks + pixels  # the RAD is one tensor for all clients of this process
+        return networks + pixels  # all clients of this process use the same RAD tensor
     if networks + pixels + rad > budget:
         return networks
     client.pixels, client.rad = client.pixels.to(client.device), client.rad.to(client.device)

@@ -1,4 +1,4 @@
-"""What a participant does with its trained encoder: probe it, and keep it as a model on its own disk."""
+"""Probe a participant's trained encoder, and export it as a model to the participant's own disk."""
 
 import torch
 
@@ -12,7 +12,7 @@ from ..sites.participant import Participant
 
 
 def evaluate(participant: Participant, learner: Learner, split: str) -> dict[str, float]:
-    """Probe a frozen encoder on all classes and on the participant's own ones; nothing without labels."""
+    """Probe a frozen encoder on all classes and on the participant's own classes. Return {} without labels."""
     config, own = participant.config, participant.images.labels
     train, held_out = participant.labeled(), participant.held_out(split)
     if train.labels is None or held_out.labels is None or not len(held_out):
@@ -23,21 +23,24 @@ def evaluate(participant: Participant, learner: Learner, split: str) -> dict[str
     fit = Labeled(extract_features(encoder, train.pixels), train.labels)
     test = Labeled(extract_features(encoder, held_out.pixels), held_out.labels)
     results = {f"{name}_all": value for name, value in probe(fit, test, config.evaluation, config.seed).items()}
+    if learner.classifier is not None:  # the supervised baseline's own answer, beside the probe
+        guesses = learner.classifier(test.x.to(learner.classifier.weight.device)).argmax(1).cpu()
+        results["classifier_all"] = 100 * float((guesses == test.y).float().mean())
     held = train.labels[:0] if own is None else own.unique()
-    if len(held) > 1 and len(test.only(held).y):  # one class alone is always right
+    if len(held) > 1 and len(test.only(held).y):  # a single class always scores 100 %
         scores = probe(fit.only(held), test.only(held), config.evaluation, config.seed)
         results |= {f"{name}_own": value for name, value in scores.items()}
-    for share in config.evaluation.label_shares if split == "test" else ():
-        few = share_of_labels(fit.y, share, config.seed)
+    for fraction in config.evaluation.label_shares if split == "test" else ():
+        few = share_of_labels(fit.y, fraction, config.seed)
         scores = probe(Labeled(fit.x[few], fit.y[few]), test, config.evaluation, config.seed)
-        results |= {f"{name}_{share:.0%}": value for name, value in scores.items()}
+        results |= {f"{name}_{fraction:.0%}": value for name, value in scores.items()}
         tuned = finetune(encoder, train.subset(few), held_out, config.evaluation, config.seed)
-        results[f"finetune_{share:.0%}"] = tuned
+        results[f"finetune_{fraction:.0%}"] = tuned
     return results
 
 
 def export_model(participant: Participant, client: TrainingClient) -> None:
-    """The trained encoder and a card that says what it is, on the participant's own disk."""
+    """Write the trained encoder and its model card to the participant's own disk."""
     encoder, config = client.learner.encoder, participant.config
     channels, side = participant.shape
     wants: dict[str, object] = {"shape": list(participant.rad.shape[1:])}

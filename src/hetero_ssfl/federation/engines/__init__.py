@@ -1,1 +1,1 @@
-"""What carries messages between server and clients on one machine: worker processes, or Ray."""
+"""Engines that carry messages between server and clients on one machine: worker processes, or Ray."""

@@ -1,7 +1,7 @@
-"""Where workers come from: one process imports torch and the ClientApp once, every worker is forked from it.
+"""The fork server: one process imports torch and the ClientApp once, and every worker is forked from it.
 
-It only imports: it computes nothing, opens no device and starts no thread of its own, so that forking it is safe
-whatever the parent does. It ends with its parent. A new worker takes milliseconds, and all share what was imported.
+It only imports: it computes nothing, opens no device and starts no threads, so that forking it is always safe. It ends
+with its parent. Starting a worker takes milliseconds, and all workers share the imported modules.
 """
 
 import multiprocessing
@@ -14,7 +14,7 @@ from multiprocessing.context import ForkServerContext
 
 
 def open_fork_server() -> ForkServerContext:
-    """Start it if need be, without waiting: the sooner, the more of its imports are done while others are busy."""
+    """Start the fork server if it is not running, without waiting. Call this early: imports then run in parallel."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([f"{__package__}.preloaded"])
     with interrupts_ignored():
@@ -24,7 +24,10 @@ def open_fork_server() -> ForkServerContext:
 
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """A child inherits this while it imports, before it can say so itself. Only the main thread may change signals."""
+    """Ignore SIGINT within a block, so that a child started in it ignores SIGINT from its first moment.
+
+    Only the main thread can change signal handlers; in other threads this does nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -14,7 +14,7 @@ from ...runs import RunFolder
 
 
 def simulate(serve: Callable[[Grid], None], folder: RunFolder, config: Config) -> None:
-    """Run to the end on Ray actors. Flower gives them the ClientApp, and with it the place of the run folder."""
+    """Run to the end on Ray actors. Flower passes them the ClientApp, which contains the path of the run folder."""
     if find_spec("ray") is None:
         raise ConfigError(
             "engine.kind = 'simulation' needs Ray, which is not installed. "
@@ -26,7 +26,9 @@ def simulate(serve: Callable[[Grid], None], folder: RunFolder, config: Config) -
 
     from ..client.app import ClientProcess, client_app
 
-    logging.getLogger("flwr").setLevel(logging.ERROR)  # `run_simulation` is called deprecated, its successor is a CLI
+    logging.getLogger("flwr").setLevel(
+        logging.ERROR
+    )  # hides that `run_simulation` is deprecated: its successor is a CLI
     failures: list[BaseException] = []
     app = ServerApp()
 
@@ -34,7 +36,7 @@ def simulate(serve: Callable[[Grid], None], folder: RunFolder, config: Config) -
     def main(grid: Grid, context: Context) -> None:
         try:
             serve(grid)
-        except BaseException as error:  # the engine would end with an error of its own, without this one's words
+        except BaseException as error:  # Flower would replace it with an error of its own
             failures.append(error)
 
     run_simulation(

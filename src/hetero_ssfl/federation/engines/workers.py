@@ -1,7 +1,7 @@
-"""Flower's Grid on worker processes of this machine: no network, no Ray, no second code path.
+"""Flower's Grid on worker processes of this machine, without a network or Ray.
 
-Each worker holds one ClientApp and one torch thread (by default). A client returns to the worker that has it in memory;
-an idle worker takes over waiting ones, reading their state from disk. Where a client runs never changes its numbers.
+Each worker has one ClientApp and, by default, one torch thread. A client is sent to the worker that has it in memory;
+an idle worker takes over waiting clients and reads their state from disk. Results do not depend on the worker.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ ProgressListener = Callable[[str, float, float], None]
 
 
 def set_identity(node_id: int) -> None:
-    """`Message(...)` reads these from the process it is made in; the one private thing of Flower used here."""
+    """Set the ids that `Message(...)` reads from its process. This is the only private API of Flower used here."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
     except ImportError:  # older releases do not need it
@@ -59,13 +59,13 @@ def work(
     inherited: Sequence[Connection],
     site: "Site | None",
 ) -> None:
-    """Answer messages until the parent closes the pipe or dies. A `site` reaches forked workers only."""
+    """Answer messages until the parent closes the pipe or dies. Only forked workers get a `site`."""
     for other in inherited:
-        other.close()  # the parent's ends: a pipe that its own worker holds open never ends
+        other.close()  # the parent's ends: a pipe reports its end only after all copies are closed
     os.environ.clear()
-    os.environ.update(environment)  # the parent's as it is now; what came before is from the fork server's start
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    logging.getLogger("hetero_ssfl").addHandler(logging.NullHandler())  # the parent reports; nodes keep no log here
+    os.environ.update(environment)  # the parent's current environment; the fork server's copy may be older
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    logging.getLogger("hetero_ssfl").addHandler(logging.NullHandler())  # the parent reports warnings
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
@@ -95,25 +95,25 @@ def work(
 
 
 def answer(app: "ClientApp", message: Message, node_config: dict[str, Any]) -> Message:
-    """The ClientApp's reply, in this process."""
+    """Return the ClientApp's reply, computed in this process."""
     node = message.metadata.dst_node_id
     set_identity(node)
     try:
         return app(message, Context(RUN_ID, node, node_config, RecordDict(), {}))
-    except Exception as error:  # whatever one client does, the federation goes on
+    except Exception as error:  # an error of one client must not stop the federation
         reason = f"{type(error).__name__}: {error}"
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def keep_freed_memory(most: int = 2**28) -> None:
-    """Let glibc hand the memory of one step to the next instead of returning it: a tenth of the time went into that."""
+    """Let glibc reuse freed memory instead of returning it to the system, which took a tenth of the time."""
     library = ctypes.CDLL(None)
     for setting in (-1, -3) if hasattr(library, "mallopt") else ():  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of glibc
         library.mallopt(setting, most)
 
 
 def limit_gpu_memory(fraction: float | None) -> None:
-    """Fail with an out-of-memory error of this client's own instead of one of its neighbours on the same GPU."""
+    """Limit this process's GPU memory, so that a client that needs too much fails itself and not its neighbours."""
     import torch
 
     if fraction and torch.cuda.is_available():
@@ -138,16 +138,16 @@ class _Worker:
 
 @dataclass
 class _Node:
-    settings: dict[str, Any]
+    config: dict[str, Any]
     home: int | None = None
-    seconds: float = field(default=float("inf"))  # of the last message; unknown ones go first
+    seconds: float = field(default=float("inf"))  # duration of the last message; unknown durations go first
 
 
 class LocalGrid(Grid):
-    """What both grids have in common: nodes by number, messages that wait, replies that nobody fetched yet."""
+    """Base of both grids: nodes by number, pending messages, and replies that have not been pulled yet."""
 
     def __init__(self, nodes: list[dict[str, Any]], on_progress: ProgressListener | None = None) -> None:
-        self._nodes = {number + 2: _Node(settings) for number, settings in enumerate(nodes)}
+        self._nodes = {number + 2: _Node(config) for number, config in enumerate(nodes)}
         self._on_progress = on_progress
         self._pending: list[Message] = []
         self._replies: dict[str, Message] = {}
@@ -179,10 +179,10 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies that are there, after waiting a moment for the next one."""
+        """Return the replies that have arrived, after a short wait if there are none."""
         wanted = list(message_ids)
         if not any(i in self._replies for i in wanted):
-            self._receive(timeout=0.01)  # short: a deadline is not looked at meanwhile
+            self._receive(timeout=0.01)  # short, because deadlines are not checked meanwhile
         return [self._replies.pop(i) for i in wanted if i in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -195,21 +195,21 @@ class LocalGrid(Grid):
         return replies
 
     def cancel(self, message_ids: set[str]) -> None:
-        """Forget messages whose answers nobody waits for any more."""
+        """Drop messages whose replies are no longer needed."""
         self._pending = [m for m in self._pending if m.metadata.message_id not in message_ids]
         for message_id in message_ids:
             self._replies.pop(message_id, None)
 
     def _dispatch(self) -> None:
-        """Hand out what waits, to whoever is idle."""
+        """Send pending messages to idle workers."""
 
     @abstractmethod
     def _receive(self, timeout: float) -> None:
-        """Wait so long for replies, and keep those that come."""
+        """Wait up to `timeout` seconds for replies, and store them."""
 
 
 class InlineGrid(LocalGrid):
-    """One client after another in this process: where it cannot be forked safely. Use as a context manager."""
+    """Runs one client after another in this process, where it cannot be forked safely. Use as a context manager."""
 
     def __init__(self, nodes: list[dict[str, Any]], site: "Site", on_progress: ProgressListener | None = None) -> None:
         super().__init__(nodes, on_progress)
@@ -226,13 +226,13 @@ class InlineGrid(LocalGrid):
     def _receive(self, timeout: float) -> None:
         if self._pending:
             message = self._pending.pop(0)
-            reply = decode(encode(answer(self._app, message, self._nodes[message.metadata.dst_node_id].settings)))
+            reply = decode(encode(answer(self._app, message, self._nodes[message.metadata.dst_node_id].config)))
             set_identity(SERVER_NODE)
             self._replies[reply.metadata.reply_to_message_id] = reply
 
 
 def cause_of_death(exit_code: int | None) -> str:
-    """Name the signal that ended a worker process, and what the user can try."""
+    """Describe the exit code or signal that ended a worker process, and what the user can try."""
     if exit_code is None or exit_code >= 0:
         return f"its process ended with exit code {exit_code}"
     name = signal.Signals(-exit_code).name
@@ -240,14 +240,14 @@ def cause_of_death(exit_code: int | None) -> str:
         return "its process was killed (SIGKILL). If the system ran out of memory, lower engine.workers or optim.batch"
     return (
         f"its process died of {name}. Try hetero-ssfl doctor, engine.threads = 1, or older processor instructions: "
-        "ONEDNN_MAX_CPU_ISA=AVX in the environment"
+        "set ONEDNN_MAX_CPU_ISA=AVX in the environment"
     )
 
 
 class InProcessGrid(LocalGrid):
-    """Messages to simulated nodes, answered by worker processes. Use as a context manager.
+    """Sends messages to worker processes of this machine. Use as a context manager.
 
-    Workers come from the fork server, or are forked from this process if only it has their `site`.
+    Workers are started by the fork server, or forked from this process if a `site` is given.
     """
 
     def __init__(
@@ -270,9 +270,9 @@ class InProcessGrid(LocalGrid):
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
-            worker.connection.close()  # an idle worker ends by itself
+            worker.connection.close()  # ends an idle worker
             if worker.busy is not None:
-                worker.process.kill()  # every finished round is on disk; nothing is lost
+                worker.process.kill()  # every finished round is on disk, so nothing is lost
         for worker in self._workers:
             worker.process.join()
 
@@ -282,19 +282,19 @@ class InProcessGrid(LocalGrid):
         args = (theirs, self._threads, dict(os.environ), inherited, self._site)
         process = self._context.Process(target=work, args=args, daemon=True)  # type: ignore[attr-defined]
         with interrupts_ignored(), warnings.catch_warnings():
-            # A fork with one torch thread is as safe as that of a DataLoader's workers; newer Pythons warn of any.
+            # With one torch thread, forking is as safe as for a DataLoader's workers; newer Pythons always warn.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         theirs.close()
         return _Worker(process, ours)
 
     def cancel(self, message_ids: set[str]) -> None:
-        """Stop work as well: a busy worker is replaced."""
+        """Drop messages and stop the work on them: busy workers are replaced."""
         for number, worker in enumerate(self._workers):
             if worker.busy is not None and worker.busy.metadata.message_id in message_ids:
                 worker.process.kill()
                 self._replace(number)
-        super().cancel(message_ids)  # after that: the one who was replaced has left an error
+        super().cancel(message_ids)  # last, because replacing a worker adds an error reply
 
     # --- scheduling ---
 
@@ -306,20 +306,22 @@ class InProcessGrid(LocalGrid):
                 node = self._nodes[message.metadata.dst_node_id]
                 node.home, worker.busy, worker.since = number, message, time.monotonic()
                 try:
-                    worker.connection.send_bytes(json.dumps(node.settings).encode())
+                    worker.connection.send_bytes(json.dumps(node.config).encode())
                     worker.connection.send_bytes(encode(message))
                 except OSError:
                     self._replace(number)
 
     def _next_for(self, worker: int) -> Message | None:
-        """The longest job among this worker's own clients; failing that, the longest of all. Clients whose parts of
-        the GPU would not fit beside those at work have to wait."""
+        """Return the longest job among this worker's own clients, or else among all pending ones.
+
+        A client waits if its GPU fraction does not fit beside those of the clients that are training.
+        """
 
         def node(message: Message) -> _Node:
             return self._nodes[message.metadata.dst_node_id]
 
         def fraction(message: Message) -> float:
-            return float(node(message).settings.get("gpu-fraction", 0.0))
+            return float(node(message).config.get("gpu-fraction", 0.0))
 
         taken = sum(fraction(other.busy) for other in self._workers if other.busy is not None)
         fitting = [m for m in self._pending if taken + fraction(m) <= 1 + 1e-9]  # 10 x 0.1 is more than 1 in floats
@@ -348,7 +350,7 @@ class InProcessGrid(LocalGrid):
         self._dispatch()
 
     def _replace(self, number: int) -> None:
-        """A worker died: its message fails as Flower's would (error 8), and a new worker takes its place."""
+        """Replace a dead worker. Its message gets the same error reply as from Flower (error 8)."""
         worker = self._workers[number]
         worker.connection.close()
         worker.process.join()

@@ -1,1 +1,1 @@
-"""The server's side: the loop over rounds, who is connected, the saved state, and what is told of it."""
+"""The server's side: the loop over rounds, the connected nodes, the saved state, and the status and figures."""

@@ -1,11 +1,12 @@
 """The server's side: one loop for every method and every engine.
 
-1. hello      ask each node its name (nodes.py); also before every round, for newcomers;
-2. opening    where the method wants it, all clients or the first answer once, untrained;
+1. hello      ask each node for its name (roster.py); repeated before every round, for new nodes;
+2. opening    if the method needs it, ask all clients or the first one for a reply before training;
 3. rounds     sample clients by name, broadcast, wait for replies up to a deadline, check, aggregate, save;
-4. the end    every client is probed on the test images, once, and keeps its encoder as a model.
+4. the end    every client is probed on the test images, once, and exports its encoder as a model.
 
-The state saved after a round is its commit point: a run killed anywhere goes on from there and ends with the same bits.
+Saving the state commits a round: a run killed at any point continues from the last saved state and ends with
+bit-identical results.
 """
 
 import time
@@ -67,11 +68,11 @@ class Server:
         self.finish(state)
 
     def play(self, state: ServerState, selected: tuple[ClientId, ...]) -> ServerState:
-        """One round, from broadcast to the saved state."""
+        """Run one round, from the broadcast to the saved state."""
         number = self.roster.number = state.round + 1
         started = time.perf_counter()
         self.listen(RoundBegun(number, selected))
-        contents = {n: pack(self.method.broadcast(state, n).arrays, self.roster.settings(number)) for n in selected}
+        contents = {n: pack(self.method.broadcast(state, n).arrays, self.roster.fields(number)) for n in selected}
         replies, sent = self.roster.exchange("train", number, contents)
         updates: dict[ClientId, Update] = {}
         events: list[Event] = []
@@ -98,7 +99,7 @@ class Server:
             raise RunError(
                 f"round {number} got {len(updates)} usable replies, expected at least {needed}. First reason: "
                 f"{reasons[0] if reasons else 'none'} "
-                f"Fix it and continue with: {resume_command(self.folder.path)}"
+                f"Fix this and continue with: {resume_command(self.folder.path)}"
             )
         state = self.method.aggregate(state, updates)
         if number > 0 and self.due(number):
@@ -112,7 +113,7 @@ class Server:
         return state
 
     def sample(self, state: ServerState) -> tuple[ClientId, ...]:
-        """The clients of the next round, by name and by the seed alone."""
+        """Sample the clients of the next round. The result depends only on the connected names and the seed."""
         online = [name for name in state.roster if name in self.roster.ids]
         wanted = self.config.clients.selected_per_round(len(online))
         rng = rng_for(self.config.seed, "sample", state.round + 1)
@@ -124,26 +125,34 @@ class Server:
         return bool(every) and (number % every == 0 or number == self.config.rounds)
 
     def accept(self, state: ServerState, name: ClientId, reply: Message | None, number: int) -> tuple[Update, int]:
-        """A reply that may be used and its bytes, or a ProtocolError that says why not."""
+        """Return a checked reply and its size in bytes. Raise ProtocolError if the reply cannot be used."""
         if reply is None:
-            raise ProtocolError(f"{name} did not answer within {self.config.engine.round_timeout:g} s.")
+            raise ProtocolError(f"{name} did not reply within {self.config.engine.round_timeout:g} s.")
         if reply.has_error():
             raise ProtocolError(f"{name} failed: {self.roster.reason(name, reply)}.")
         size = check_size(reply, self.config.engine.message_mb, name)
         try:
             update = read_update(reply.content, self.roster.header(number), name)
-        except ProtocolError as error:
+        except Exception as error:  # whatever a reply breaks is the fault of its sender
             raise ProtocolError(f"{name} sent a reply that cannot be used: {error}") from None
-        self.method.check(state, name, update)
+        self.check(state, name, update)
         return update, size
+
+    def check(self, state: ServerState, name: ClientId, update: Update) -> None:
+        try:
+            self.method.check(state, name, update)
+        except ProtocolError:
+            raise
+        except Exception as error:
+            raise ProtocolError(f"{name} sent a reply that cannot be checked: {str(error)[:200]}.") from None
 
     # --- figures ---
 
     def evaluate(self, number: int, split: str, export: bool = False) -> Evaluated:
-        settings: dict[str, Scalar] = {**self.roster.settings(number), "split": split, "export": export}
+        fields: dict[str, Scalar] = {**self.roster.fields(number), "split": split, "export": export}
         self.listen(Evaluating(number, split))
         asked = sorted(self.roster.ids)
-        replies, _ = self.roster.exchange("evaluate", number, {name: pack(settings=settings) for name in asked})
+        replies, _ = self.roster.exchange("evaluate", number, {name: pack(fields=fields) for name in asked})
         scores = {}
         for name in asked:
             try:
@@ -156,16 +165,17 @@ class Server:
 
     def figures(self, name: ClientId, reply: Message | None, number: int) -> dict[str, float]:
         if reply is None:
-            raise ProtocolError("no answer in time.")
+            raise ProtocolError("no reply in time.")
         if reply.has_error():
             raise ProtocolError(f"{self.roster.reason(name, reply)}.")
+        check_size(reply, self.config.engine.message_mb, name)
         return read_figures(reply.content, self.roster.header(number), name)
 
     def evaluate_shared(self, number: int, weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        """The model for all, probed by the first client that can: on all classes, since it belongs to nobody."""
-        settings: dict[str, Scalar] = {**self.roster.settings(number), "split": "test"}
+        """Probe the global model at the first client that is able to. Only the figures for all classes are kept."""
+        fields: dict[str, Scalar] = {**self.roster.fields(number), "split": "test"}
         for name in sorted(self.roster.ids):
-            replies, _ = self.roster.exchange("evaluate", number, {name: pack(weights, settings)})
+            replies, _ = self.roster.exchange("evaluate", number, {name: pack(weights, fields)})
             try:
                 found = self.figures(name, replies.get(name), number)
             except ProtocolError as error:
@@ -173,7 +183,7 @@ class Server:
                 continue
             return {key: value for key, value in found.items() if key.endswith("_all")}
         raise RunError(
-            "the global model could not be evaluated by anybody. All training is kept; fix the reasons above and "
+            "no client could evaluate the global model. All training is kept; fix the problems above and "
             f"continue with: {resume_command(self.folder.path)}"
         )
 
@@ -187,7 +197,7 @@ class Server:
         return RoundDone(state.round, len(updates), round(seconds, 3), away or None, {**means, **figures})
 
     def finish(self, state: ServerState) -> None:
-        """During a run the test images are looked at here and nowhere else."""
+        """Evaluate on the test images and write results.json. No other step of a run uses the test images."""
         final = self.evaluate(state.round, "test", export=True)
         untrained = self.evaluate(0, "test") if self.config.evaluation.untrained else None
         missing = [
@@ -196,7 +206,7 @@ class Server:
         if missing and not self.site.may_be_away:
             raise RunError(
                 f"{', '.join(sorted(set(missing)))} could not be evaluated at the end; all training is kept. "
-                f"Fix the reason above and continue with: {resume_command(self.folder.path)}"
+                f"Fix the problem above and continue with: {resume_command(self.folder.path)}"
             )
         results: dict[str, Any] = {
             "method": self.config.method,
@@ -209,17 +219,17 @@ class Server:
             "untrained": untrained.clients if untrained else {},
         }
         absent = sorted(set(state.roster) - set(final.clients))
-        if absent:  # a node that left keeps its own model; its figures are unknown
+        if absent:  # a node that left keeps its model, but its figures are unknown
             results["absent"] = absent
         shared = self.method.global_model(state)
-        if shared and self.config.evaluation.probes:  # otherwise a whole model would travel for nothing
+        if shared and self.config.evaluation.probes:  # without probes there is no need to send a whole model
             results["global"] = self.evaluate_shared(state.round, shared)
         self.folder.write_json("results.json", results)
         self.listen(Finished(state.round, results))
 
 
 def _deviations(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Sample standard deviation over clients of each figure."""
+    """Return the sample standard deviation over clients of each figure."""
     keys = sorted({key for values in scores.values() for key in values})
     columns = {key: [v[key] for v in scores.values() if key in v] for key in keys}
     return {key: stdev(column) for key, column in columns.items() if len(column) > 1}

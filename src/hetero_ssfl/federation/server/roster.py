@@ -1,4 +1,4 @@
-"""Who is connected, by name; sending them messages and waiting for replies, always within a deadline."""
+"""The connected nodes by name; sends them messages and waits for replies, always with a deadline."""
 
 import time
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from ...errors import ProtocolError, RunError
 from ...events import Answered, Joined, Left, Listener, Warned
 from ...methods import ClientId, ServerState
 from ...runs import RunFolder, load_tensors, resume_command
-from ..records import NAME, Header, Scalar, check_header, check_size, header_of, pack, settings_of, with_rad
+from ..records import NAME, Header, Scalar, check_header, check_size, fields_of, header_of, pack, with_rad
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between two questions for replies, if asking costs work
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between two polls for replies, if polling is not free
 
 
 class Roster:
@@ -27,22 +27,22 @@ class Roster:
         self.federation = str(folder.read_json("facts.json")["federation"])
         rad, about = load_tensors(folder.path / "rad.safetensors")
         self.rad, self.rad_digest = rad["pixels"], str(about["digest"])
-        self.number = 0  # of the round being played
+        self.number = 0  # the current round
         self.ids: dict[ClientId, int] = {}
-        """Those that are connected, by name."""
+        """Flower's node id of each connected client."""
         self.models: dict[ClientId, dict[str, Scalar]] = {}
-        """What each said of its encoder."""
-        self.refused: dict[int, str] = {}  # connected ones that cannot take part, and why
+        """The encoder and parameter count that each client reported."""
+        self.refused: dict[int, str] = {}  # connected nodes that cannot take part, and why
         self.without_rad: set[ClientId] = set()
-        self.ask_again: dict[int, float] = {}  # when to ask those that did not say properly who they are
+        self.ask_again: dict[int, float] = {}  # when to ask nodes again that did not introduce themselves correctly
 
     def warn(self, text: str) -> None:
         self.listen(Warned(self.number, text))
 
-    # --- who is there ---
+    # --- connected nodes ---
 
     def gather(self, state: ServerState | None) -> None:
-        """Wait until all clients of the config are there; a resumed run goes on without those that stay away."""
+        """Wait until all clients of the config are connected. A resumed run continues without missing ones."""
         patience = self.config.engine.round_timeout if state is None else self.config.engine.join_timeout
         deadline = time.monotonic() + patience
         expected = self.config.clients.count if state is None else len(state.roster)
@@ -52,17 +52,17 @@ class Roster:
                 return
             may_continue_without = state is not None and self.may_be_away
             if len(self.ids) + len(self.refused) >= expected and not may_continue_without:
-                raise RunError(f"{next(iter(self.refused.values()))} Mend it and try again.")
+                raise RunError(f"{next(iter(self.refused.values()))} Fix this and try again.")
             if time.monotonic() > deadline:
                 break
             time.sleep(0.2)
         if state is None or len(self.ids) < self.config.engine.min_replies:
-            raise RunError(f"only {len(self.ids)} of {expected} clients answered in time. Start the others.")
+            raise RunError(f"only {len(self.ids)} of {expected} clients connected in time. Start the others.")
         missing = sorted(set(state.roster) - set(self.ids))
-        self.warn(f"{', '.join(missing)} did not come back; going on without.")
+        self.warn(f"{', '.join(missing)} did not reconnect; the run continues without them.")
 
     def welcome(self, state: ServerState) -> ServerState:
-        """Before a round: who left, who is new, and whether enough are there."""
+        """Before a round, add new nodes to the roster and wait until enough nodes are connected."""
         deadline = time.monotonic() + self.config.engine.round_timeout
         self.hello()
         needed = self.config.engine.min_replies
@@ -75,10 +75,12 @@ class Roster:
             time.sleep(1.0)
             self.hello()
         newcomers = tuple(sorted(set(self.ids) - set(state.roster)))
-        return replace(state, roster=(*state.roster, *newcomers))  # at the end: places of the others stay theirs
+        return replace(
+            state, roster=(*state.roster, *newcomers)
+        )  # appended, so that known clients keep their positions
 
     def hello(self) -> None:
-        """Learn the name of every node that is new; forget those that are gone."""
+        """Ask every new node for its name, and remove nodes that disconnected."""
         connected = set(self.grid.get_node_ids())
         for name in [name for name, node in self.ids.items() if node not in connected]:
             del self.ids[name]
@@ -90,7 +92,7 @@ class Roster:
         if not unknown:
             return
         channels, side = self.rad.shape[1], self.rad.shape[-1]
-        content = pack(settings={**self.settings(0), "channels": channels, "side": side})
+        content = pack(fields={**self.fields(0), "channels": channels, "side": side})
         messages = {node: Message(content, node, "query") for node in sorted(unknown)}
         patience = min(self.config.engine.join_timeout, self.config.engine.round_timeout)
         replies = self.send(messages, now + patience)
@@ -113,32 +115,33 @@ class Roster:
             self.listen(about)
 
     def introduced(self, reply: Message | None) -> tuple[Joined, bool]:
-        """What a node says about itself, and whether it has the RAD."""
+        """Read a node's introduction. Return it, and whether the node has the RAD."""
         if reply is None:
-            raise ProtocolError("a node did not say its name in time; it is asked again later.")
+            raise ProtocolError("a node did not report its name in time; it will be asked again later.")
         if reply.has_error():
             raise ProtocolError(f"a node cannot take part: {error_text(reply)}.")
-        said = settings_of(reply.content)
-        check_header(header_of(said), self.header(0), "a new node")
-        name = str(said.get("name"))
+        check_size(reply, self.config.engine.message_mb, "a new node")
+        fields = fields_of(reply.content)
+        check_header(header_of(fields), self.header(0), "a new node")
+        name = str(fields.get("name"))
         if not NAME.fullmatch(name):
-            raise ProtocolError(f"a node calls itself {name[:64]!r}, expected letters, digits, '-', '_' or '.'.")
+            raise ProtocolError(f"a node has the name {name[:64]!r}, expected letters, digits, '-', '_' or '.'.")
         if name in self.ids:
-            raise ProtocolError(f"a second node calls itself '{name}'. Give each node a name of its own.")
-        parameters, examples = (int(said[k]) if type(said.get(k)) is int else 0 for k in ("parameters", "examples"))
-        return Joined(name, str(said.get("encoder"))[:200], parameters, examples), said.get("has_rad") is True
+            raise ProtocolError(f"a second node has the name '{name}'. Give each node a unique name.")
+        parameters, examples = (int(fields[k]) if type(fields.get(k)) is int else 0 for k in ("parameters", "examples"))
+        return Joined(name, str(fields.get("encoder"))[:200], parameters, examples), fields.get("has_rad") is True
 
-    # --- talking to them ---
+    # --- messages ---
 
     def header(self, number: int) -> Header:
         return Header(self.federation, number, self.rad_digest)
 
-    def settings(self, number: int) -> dict[str, Scalar]:
-        """What every instruction of a round says."""
+    def fields(self, number: int) -> dict[str, Scalar]:
+        """Return the fields that every message of a round has."""
         return {**asdict(self.header(number)), "config": self.config_toml}
 
     def reason(self, name: ClientId, reply: Message) -> str:
-        """Why a client failed; for one whose process died also its encoder, which may be the cause."""
+        """Return why a client failed. If its process died, name its encoder too, which may be the cause."""
         if reply.error.code == ErrorCode.CLIENT_APP_CRASHED and name in self.models:
             return f"{error_text(reply)}, encoder {self.models[name]['encoder']}"
         return error_text(reply)
@@ -146,9 +149,10 @@ class Roster:
     def exchange(
         self, kind: str, number: int, contents: Mapping[ClientId, RecordDict]
     ) -> tuple[dict[ClientId, Message], dict[ClientId, int]]:
-        """Send each client its content; return the replies that came in time, and the bytes sent.
+        """Send each client its content. Return the replies that arrived in time, and the bytes sent.
 
-        The RAD goes along to those that lack it, once; a node that lost it says so and is sent everything again.
+        The RAD is attached once for each client that does not have it. If a node reports that it lost the RAD, its
+        message is sent again with the RAD.
         """
         deadline = time.monotonic() + self.config.engine.round_timeout
         replies: dict[ClientId, Message] = {}
@@ -173,14 +177,17 @@ class Roster:
     def send(
         self, messages: Mapping[int, Message], deadline: float, names: Mapping[int, ClientId] | None = None
     ) -> dict[int, Message]:
-        """Replies by node, keyed through the id of the message each answers (a reply's own sender can be wrong)."""
+        """Send messages and return the replies by node.
+
+        A reply is matched by the id of the message that it answers, because the sender it names can be wrong.
+        """
         waiting = dict(zip(self.grid.push_messages(messages.values()), messages, strict=True))
         replies: dict[int, Message] = {}
         in_time, pause = True, SHORTEST_PAUSE
         while waiting and in_time:
-            in_time = time.monotonic() < deadline  # looked at before the replies: what has come by then counts
+            in_time = time.monotonic() < deadline  # checked before polling, so that replies that have arrived count
             arrived = list(self.grid.pull_messages(list(waiting)))
-            if not arrived and not hasattr(self.grid, "cancel"):  # our own grids wait for replies themselves
+            if not arrived and not hasattr(self.grid, "cancel"):  # our own grids wait in pull_messages
                 time.sleep(pause)
             pause = SHORTEST_PAUSE if arrived else min(pause * 1.5, LONGEST_PAUSE)
             for reply in arrived:
@@ -189,17 +196,17 @@ class Roster:
                     replies[node] = reply
                     if names:
                         self.listen(Answered(self.number, names[node]))
-        if waiting and hasattr(self.grid, "cancel"):  # too late now: our own engine can stop the work as well
+        if waiting and hasattr(self.grid, "cancel"):  # too late: our own engine can also stop the work
             self.grid.cancel(set(waiting))
         return replies
 
 
 def _needs_rad(reply: Message) -> bool:
-    return not reply.has_error() and settings_of(reply.content).get("need") == "rad"
+    return not reply.has_error() and fields_of(reply.content).get("need") == "rad"
 
 
 def error_text(reply: Message) -> str:
-    """The client's own words, in one line of bounded length: they go into logs and on screens."""
-    said = (reply.error.reason or "").strip().splitlines()
-    reason = "".join(c for c in said[-1] if c.isprintable())[:400] if said else "no reason given"
+    """Return the client's error message as one printable line of bounded length, for logs and terminals."""
+    lines = (reply.error.reason or "").strip().splitlines()
+    reason = "".join(c for c in lines[-1] if c.isprintable())[:400] if lines else "no reason given"
     return f"{reason} (Flower error {reply.error.code})"

@@ -1,5 +1,5 @@
-"""The server's state on disk. What it keeps of each client is a file of its own, read when it is looked at: memory and
-time of a round depend on those who took part in it, not on how many there are."""
+"""The server's state on disk. The state of each client is a separate file that is read on access, so that the memory
+and time of a round depend on the clients that took part, not on the number of all clients."""
 
 from dataclasses import replace
 
@@ -8,13 +8,13 @@ from ...runs import RunFolder, SavedTensors, load_tensors, save_tensors
 
 
 def save_state(folder: RunFolder, state: ServerState) -> ServerState:
-    """First what is new of clients; then `server.safetensors`, which names it and makes the round count."""
+    """Save new contributions of clients, then `server.safetensors`, which names them and commits the round."""
     clients: dict[ClientId, SavedTensors] = {}
     for name, kept in state.clients.items():
         if not isinstance(kept, SavedTensors):
-            shares = folder.shares(name)
-            shares.save(state.round, kept)
-            kept = SavedTensors(shares.file(state.round))
+            contributions = folder.shares(name)
+            contributions.save(state.round, kept)
+            kept = SavedTensors(contributions.file(state.round))
         clients[name] = kept
     about = {"round": state.round, "roster": state.roster, "examples": dict(state.examples)}
     saved = {name: kept.path.name for name, kept in clients.items()}
@@ -23,14 +23,14 @@ def save_state(folder: RunFolder, state: ServerState) -> ServerState:
 
 
 def restore_state(folder: RunFolder) -> ServerState | None:
-    """As it was after the last finished round; what a crash left of a later one is forgotten."""
+    """Return the state after the last finished round, and delete files of an unfinished later round."""
     path = folder.path / "server.safetensors"
     if not path.exists():
         return None
     shared, about = load_tensors(path)
     clients = {}
     for name, file in about["shares"].items():
-        shares = folder.shares(name)
-        shares.forget_after(about["round"])
-        clients[name] = SavedTensors(shares.path / file)
+        contributions = folder.shares(name)
+        contributions.forget_after(about["round"])
+        clients[name] = SavedTensors(contributions.path / file)
     return ServerState(about["round"], tuple(about["roster"]), shared, clients, about["examples"])

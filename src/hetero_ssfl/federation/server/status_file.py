@@ -1,4 +1,4 @@
-"""status.json: what a run is doing right now, for people and programs that look on from outside."""
+"""status.json: the current status of a run, for people and programs that watch it."""
 
 import time
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from ...events import Answered, Evaluating, Event, Finished, Joined, Left, Listener, RoundBegun, Started, Warned
 from ...runs import RunFolder
 
-EVERY = 1.0  # seconds between two writes at most, but for what must not be missed
+EVERY = 1.0  # minimum seconds between two writes, except for urgent events
 
 
 def reporting(folder: RunFolder, listen: Listener) -> Listener:
-    """Pass every event on, and keep the run's status on disk up to date."""
+    """Wrap a listener: keep status.json up to date, and pass every event on."""
     status: dict[str, Any] = {"phase": "starting", "round": 0, "nodes": {}}
     written = 0.0
 
@@ -26,7 +26,7 @@ def reporting(folder: RunFolder, listen: Listener) -> Listener:
 
 
 def _note(status: dict[str, Any], event: Event) -> bool:
-    """Update the status; returns whether it must be written at once."""
+    """Update the status. Return whether it must be written at once."""
     nodes: dict[str, dict[str, Any]] = status["nodes"]
     match event:
         case Joined():

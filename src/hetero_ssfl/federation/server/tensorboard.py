@@ -1,7 +1,7 @@
 """A run's figures for TensorBoard, in RUN/tensorboard: the numbers of events.jsonl as points, one per round.
 
-They are written anew whenever a run goes on: points of rounds that a crash took back do not stay, and none is missing
-that a crash kept from being written.
+All points are rewritten when a run continues, so that after a crash no point is missing and none is left of an
+unfinished round.
 """
 
 import shutil
@@ -19,27 +19,27 @@ TOGETHER = ("loss_ssl", "loss_alignment", "spread", "effective_rank", "validatio
 
 
 def check_tracking(config: Config) -> Any:
-    """The package that writes, if it is wanted; an error if it is not installed."""
+    """Import and return torch.utils.tensorboard if the config asks for it. Raise ConfigError if it is missing."""
     if not config.tracking.tensorboard:
         return None
     return load_module("torch.utils.tensorboard", "pip install 'hetero-ssfl[tensorboard]'")
 
 
 def tracking(folder: RunFolder, listen: Listener) -> Listener:
-    """Pass every event on, and write points where the settings ask for them."""
+    """Wrap a listener: write points if the config asks for them, and pass every event on."""
     package = check_tracking(folder.config)
     if package is None:
         return listen
     place = folder.path / "tensorboard"
     writer: Any = None
-    read = 0  # bytes of events.jsonl that are written already
+    read = 0  # bytes of events.jsonl that have been converted to points
 
     def track(event: Event) -> None:
         nonlocal writer, read
         try:
             if isinstance(event, Started):
                 shutil.rmtree(place, ignore_errors=True)
-                writer = package.SummaryWriter(str(place), purge_step=0)  # a viewer that is open forgets as well
+                writer = package.SummaryWriter(str(place), purge_step=0)  # also clears a viewer that is open
                 writer.add_custom_scalars({"clients": {key: ["Multiline", [f"{key}/.*"]] for key in TOGETHER}})
             if isinstance(event, Started | RoundDone):
                 events, read = _new_events(folder, read)
@@ -52,14 +52,14 @@ def tracking(folder: RunFolder, listen: Listener) -> Listener:
             if isinstance(event, Finished):
                 writer.close()
         except OSError as error:
-            raise RunError(f"cannot write in '{place}': {error.strerror}. Make room there and resume.") from None
+            raise RunError(f"cannot write in '{place}': {error.strerror}. Free some disk space and resume.") from None
         listen(event)
 
     return track
 
 
 def _new_events(folder: RunFolder, start: int) -> tuple[list[Event], int]:
-    """What was appended to events.jsonl since `start`, and where that ends."""
+    """Return the events appended to events.jsonl since byte `start`, and the new end of the file."""
     path = folder.path / "events.jsonl"
     if not path.exists():
         return [], start
@@ -76,7 +76,7 @@ def _write(writer: Any, event: Event) -> None:
 
 
 def points(event: ClientTrained | RoundDone | Evaluated) -> Iterator[tuple[str, float]]:
-    """Figures of an event, under FIGURE/CLIENT, SPLIT_PROBE/CLIENT (or mean) and round/FIGURE."""
+    """Yield the tags and values of an event: FIGURE/CLIENT, SPLIT_PROBE/CLIENT (or mean) and round/FIGURE."""
     if isinstance(event, Evaluated):
         for client, scores in [*event.clients.items(), ("mean", event.mean)]:
             yield from ((f"{event.split}_{key}/{client}", value) for key, value in scores.items())

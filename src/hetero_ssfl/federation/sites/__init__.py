@@ -1,8 +1,8 @@
 """Who takes part in a run, and where their images and models are: one protocol, three implementations.
 
 simulated.py   a split of one data set, on this machine
-python.py      objects that a user's program handed over
-node.py        settings files on their owners' disks
+python.py      objects passed by a user's program
+node.py        node settings files on the participants' own disks
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ __all__ = ["NodeConfig", "NodeSite", "Setup", "SimulatedSite", "Site", "open_sit
 
 
 def open_site(folder: RunFolder) -> Site:
-    """The site of a run that exists. Its kind was written once, when the run was created."""
+    """Open the site of an existing run. Its kind was recorded when the run was created."""
     kind = folder.site
     if kind == "simulated":
         return SimulatedSite(folder)

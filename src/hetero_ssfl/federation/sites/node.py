@@ -1,15 +1,15 @@
-"""A participant of a real federation: its settings are a file on its own disk, and so is all it has.
+"""A participant of a real federation: its node settings, data and state are files on its own disk.
 
     name = "hospital-a"
-    encoder = "resnet18"            # its own architecture, whatever the others use
+    encoder = "resnet18"            # its own architecture, independent of the others
     device = "cuda:0"
     home = "state"                  # RAD, networks after each round, finished models
     [data]
-    source = "images"               # its own images; they never leave
+    source = "images"               # its own images; they never leave this machine
     [limits]
     weights_may_leave = false       # refuse methods that send weights
 
-The server says how to train (the config in each message). It cannot say which images, which model or which files.
+The server determines how to train (the config in each message). It cannot choose the images, the model or any files.
 """
 
 import logging
@@ -29,7 +29,7 @@ from ...data import Images, digest, load_images, load_rad_alone, split_training_
 from ...errors import ConfigError, ProtocolError, RunError
 from ...methods import METHODS, method_class
 from ...runs import RunFolder, SiteKind, StateFolder, load_tensors, save_tensors
-from ..records import NAME, Header, check_size
+from ..records import DIGEST, FEDERATION, NAME, Header, check_size
 from .participant import Participant
 from .site import NodeConfig, RadShape, Setup
 
@@ -39,16 +39,16 @@ KEPT_RADS = 3
 
 
 class LimitsConfig(Section):
-    """What this node does for no server."""
+    """What this node accepts from a server. Messages beyond these limits are refused."""
 
     weights_may_leave: bool = False
-    """Take part in methods that average weights."""
+    """Whether to take part in methods that average weights."""
     message_mb: PositiveInt = 1024
     local_epochs: PositiveInt = 100
     rad_images: PositiveInt = 100_000
     code: tuple[str, ...] = ()
-    """Views, kernels, losses and optimisers (`package.module:name`) and methods (so, or as installed) that a server may
-    name beside the built-in ones; no others are imported."""
+    """Views, kernels, losses and optimisers (`package.module:name`) and methods (`package.module:name`, or the name of
+    an installed method) that a server may use in addition to the built-in ones. No other code is imported."""
 
 
 class NodeSettings(Section):
@@ -57,14 +57,14 @@ class NodeSettings(Section):
     device: str = "cpu"
     precision: Precision = "float32"
     threads: PositiveInt = 1
-    """Torch threads of its client processes; results depend on their number in the last digits."""
+    """Torch threads of its client processes. The number affects the last digits of the results."""
     home: Path = Path("state")
     data: DataConfig = DataConfig(validation=0)
     limits: LimitsConfig = LimitsConfig()
 
 
 def read_node(path: Path) -> NodeSettings:
-    """Relative paths are relative to the file."""
+    """Read node settings. Paths in the file are relative to the file."""
     try:
         values = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -77,7 +77,7 @@ def read_node(path: Path) -> NodeSettings:
 
 
 def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None:
-    """Raise ProtocolError for what this node does for no server."""
+    """Raise ProtocolError if the config exceeds this node's limits."""
     limits = node.limits
     named = (config.views.function or "", config.alignment.kernel, config.ssl.kind, config.optim.kind)
     own = [name for name in named if ":" in name]
@@ -85,13 +85,13 @@ def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None
     foreign = [name for name in own if name not in limits.code]
     if foreign:
         raise ProtocolError(
-            f"{node.name} was asked to import '{foreign[0]}', which is not among limits.code of its settings. "
-            "Add it there if that code is known and trusted."
+            f"{node.name} was asked to import '{foreign[0]}', which is not listed in limits.code of its node settings. "
+            "Add it there if you trust this code."
         )
     if method_class(config.method).averages_weights and not limits.weights_may_leave:
         raise ProtocolError(
-            f"{node.name} does not send weights, which method '{config.method}' asks for. "
-            "Use 'hetero-ssfl', or set limits.weights_may_leave = true in the node's settings."
+            f"{node.name} does not send weights, but method '{config.method}' requires them. "
+            "Use 'hetero-ssfl', or set limits.weights_may_leave = true in the node settings."
         )
     for what, value, limit in (
         ("local_epochs", config.local_epochs, limits.local_epochs),
@@ -100,7 +100,7 @@ def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None
         if value > limit:
             raise ProtocolError(
                 f"{node.name} was asked for {what} = {value}, its limit is {limit}. "
-                f"Lower it, or raise limits.{what} in the node's settings."
+                f"Lower it, or raise limits.{what} in the node settings."
             )
 
 
@@ -109,9 +109,9 @@ class RadMissingError(Exception):
 
 
 class NodeSite:
-    """Participants behind settings files: all that are on this machine, of which a client process knows one.
+    """Participants described by node settings files on this machine. A client process has one file.
 
-    A server whose participants are on other machines knows no file at all.
+    A server whose participants are all on other machines has none.
     """
 
     kind: ClassVar[SiteKind] = "nodes"
@@ -123,22 +123,22 @@ class NodeSite:
         self._read: dict[Path, NodeSettings] = {}
 
     def settings(self, number: int) -> NodeSettings:
-        """Read once: a node that changes its settings restarts its process."""
+        """Return the node settings. They are read once per process: restart the process to change them."""
         path = self.paths[number]
         if path not in self._read:
             self._read[path] = read_node(path)
         return self._read[path]
 
-    # --- before the run: the server's part ---
+    # --- before the run: on the server ---
 
     def set_up(self, config: Config) -> Setup:
-        """Read every settings file, and the RAD, which is all that the server has."""
+        """Read every settings file, and the RAD, the only images that the server has."""
         for number in range(len(self.paths)):
             self.settings(number)
         if config.rad.source is None:
             raise ConfigError(
                 "rad.source is not set, but the server of a federation has no images of its own. "
-                "Name the shared unlabeled data set with rad.source."
+                "Set rad.source to the shared unlabeled data set."
             )
         rad = load_rad_alone(config)
         facts: dict[str, object] = {
@@ -166,7 +166,7 @@ class NodeSite:
 
     def _must_be_here(self) -> None:
         if not self.paths:
-            raise RunError("the participants of this run are on other machines, and so are their models. Look there.")
+            raise RunError("the participants of this run and their models are on other machines. Look there.")
 
     def admit(self, number: int, message: Message) -> None:
         check_size(message, self.settings(number).limits.message_mb, "the server")
@@ -189,11 +189,11 @@ class NodeSite:
     def model_folders(self, folder: RunFolder) -> dict[str, Path]:
         federation = folder.read_json("facts.json")["federation"]
         nodes = [self.settings(k) for k in range(len(self.paths))]
-        return {node.name: node.home / "federations" / federation / "model" for node in nodes}
+        return {node.name: _place(node, federation) / "model" for node in nodes}
 
 
 def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -> Participant:
-    """The participant behind a settings file, as a federation's config asks it to train."""
+    """Build the participant of a settings file, trained as the federation's config asks."""
     check_instruction(node, asked, len(rad))
     model = node.encoder.model_copy(
         update={
@@ -211,8 +211,10 @@ def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -
             "engine": asked.engine.model_copy(update={"device": node.device, "precision": node.precision}),
         }
     )
-    place = node.home / "federations" / federation
-    kind = "".join(c if c.isalnum() else "-" for c in model.encoder).strip("-")  # another encoder begins anew
+    place = _place(node, federation)
+    kind = "".join(c if c.isalnum() else "-" for c in model.encoder).strip(
+        "-"
+    )  # another encoder starts with a new state
     return Participant(
         name=node.name,
         config=config,
@@ -228,7 +230,7 @@ def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -
 
 
 def _images(config: Config, split: str) -> Images:
-    """Training images without those kept for validation; those; or the test images, where the source has any."""
+    """Return the training images without the validation images, the validation images, or the test images, if any."""
     if split == "test":
         return load_images(config.data, "test")
     train = load_images(config.data, "train")
@@ -236,11 +238,11 @@ def _images(config: Config, split: str) -> Images:
     return train.subset(rows.validation if split == "validation" else rows.clients[0])
 
 
-# --- the RAD: sent once, known by its digest ---
+# --- the RAD: sent once, identified by its digest ---
 
 
 def find_rad(node: NodeSettings, wanted: str) -> Tensor | None:
-    """The RAD of this digest, if it is on this disk and whole."""
+    """Return the RAD with this digest, or None if it is not on this disk or is damaged."""
     path = _rad_file(node, wanted)
     if not path.exists():
         return None
@@ -253,7 +255,7 @@ def find_rad(node: NodeSettings, wanted: str) -> Tensor | None:
 
 
 def keep_rad(node: NodeSettings, wanted: str, pixels: Tensor) -> Tensor:
-    """Check what the server sent against the digest it names, and keep it."""
+    """Check a received RAD against its digest and this node's limits, and save it."""
     if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
         raise ProtocolError(
             f"the RAD sent to {node.name} is {pixels.dtype} of shape {tuple(pixels.shape)}, "
@@ -273,11 +275,22 @@ def keep_rad(node: NodeSettings, wanted: str, pixels: Tensor) -> Tensor:
 
 
 def blank_rad(channels: int, side: int) -> Tensor:
-    """One image in place of a RAD that has not arrived yet."""
+    """Return one blank image, which stands for a RAD that has not arrived yet."""
     if channels not in (1, 3) or not 1 <= side <= 4096:
-        raise ProtocolError(f"the RAD is said to have {channels} channels of {side} pixels, which cannot be.")
+        raise ProtocolError(
+            f"the server names a RAD with {channels} channels and side {side}, expected 1 or 3 and 1 to 4096."
+        )
     return torch.zeros(1, channels, side, side, dtype=torch.uint8)
 
 
 def _rad_file(node: NodeSettings, wanted: str) -> Path:
+    """Nothing that a message or a run folder says may become a path before it is checked."""
+    if not DIGEST.fullmatch(wanted):
+        raise ProtocolError(f"the RAD is named {wanted[:40]!r}, expected a SHA-256 digest.")
     return node.home / "rad" / f"{wanted}.safetensors"
+
+
+def _place(node: NodeSettings, federation: str) -> Path:
+    if not FEDERATION.fullmatch(federation):
+        raise ProtocolError(f"the federation is named {federation[:40]!r}, expected 32 hexadecimal digits.")
+    return node.home / "federations" / federation

@@ -1,4 +1,4 @@
-"""One participant as its ClientApp sees it: its images, its model, its own disk. The same on every engine."""
+"""One participant as its ClientApp sees it: its images, its model and its files. The same on every engine."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ class Participant:
     config: Config
     model: ModelConfig
     seed_scope: tuple[str | int, ...]
-    """Its first weights are drawn from the run's seed and this, so that each participant has a beginning of its own."""
+    """Seeds the initial weights together with the run's seed, so that participants start from different weights."""
     rad: Tensor
     own: Callable[[], Images]
-    """What it trains on, read when it is needed."""
+    """Returns the training images. They are read when needed."""
     states: StateFolder
     exports: Path
-    """Where the finished model goes."""
+    """Folder of the finished model."""
     labeled: Callable[[], Images]
-    """What a probe may learn from."""
+    """Returns the images that a probe is trained on."""
     held_out: Callable[[str], Images]
-    """What it is tested on: `validation` or `test`."""
+    """Returns the images that a probe is tested on; takes `validation` or `test`."""
 
     @cached_property
     def images(self) -> Images:
@@ -40,12 +40,12 @@ class Participant:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Channels and side of every image, which are the RAD's; of other data the first and the last axis."""
+        """Channels and side of the RAD's images; for other data, the sizes of the first and the last axis."""
         return self.rad.shape[1], self.rad.shape[-1]
 
     @property
     def classes(self) -> int | None:
-        """Of the supervised baseline's classifier."""
+        """Number of classes for the supervised baseline; None for other methods."""
         return len(self.images.classes) if method_class(self.config.method).needs_labels else None
 
     def untrained(self) -> Learner:
@@ -56,22 +56,28 @@ class Participant:
 
     @property
     def parameters(self) -> int:
-        """Of its encoder; built once for all participants of a kind, of whom there may be a thousand in one process.
+        """Number of encoder parameters. Cached per architecture, because a process may hold a thousand participants.
 
-        The name of an object may stand for another one in the next run.
+        Encoders passed as Python objects are not cached: their name may refer to another object in the next run.
         """
         count = _parameters.__wrapped__ if self.model.encoder.startswith(f"{GIVEN}:") else _parameters
         return count(self.model, self.config.ssl, tuple(self.rad.shape[1:]), self.rad.dtype, self.config.engine.device)
 
     @property
     def kind(self) -> Hashable:
-        """Equal for participants whose networks differ in nothing but saved tensors; only of ours can that be known."""
+        """Key that is equal for participants whose networks differ only in saved tensors.
+
+        None for encoders that are not built in, whose networks may differ in other ways.
+        """
         if parse_spec(self.model.encoder)[0] not in BUILTIN:
             return None
         return self.model, self.config.ssl, self.shape, self.classes, self.config.engine.device
 
     def learner(self, round_number: int, spare: Learner | None = None) -> Learner:
-        """The networks as saved after a round, 0 is before any; `spare` ones of this kind save building them."""
+        """Return the networks as saved after a round; round 0 is untrained.
+
+        If `spare` networks of the same kind are given, the saved tensors are loaded into them.
+        """
         learner = spare if spare and round_number else self.untrained()
         if round_number:
             learner.load_state_dict(self.states.load(round_number))
@@ -82,11 +88,11 @@ class Participant:
 
 
 def blank(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Two inputs for a network to be tried on."""
+    """Return a blank batch of two inputs, to try a network on."""
     return to_input(torch.zeros(2, *shape, dtype=dtype))
 
 
 @lru_cache(maxsize=64)
 def _parameters(model: ModelConfig, ssl: SslConfig, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> int:
     learner = build_learner(model, ssl, shape[0], shape[-1], 0, example=blank(shape, dtype))
-    return count_parameters(learner.to(device).encoder)  # the device is tried as well
+    return count_parameters(learner.to(device).encoder)  # also checks the device

@@ -1,6 +1,6 @@
-"""Participants handed over in Python: their data and encoders are objects of the user's process (api/).
+"""Participants passed from Python: their data and encoders are objects in the user's process (api/).
 
-Objects are never pickled. Worker processes of such a run are forked from the process that has them.
+Objects are never pickled. The worker processes of such a run are forked from the user's process.
 """
 
 import uuid
@@ -38,7 +38,7 @@ class PreparedClient:
     test: Images
 
     def fingerprint(self) -> dict[str, object]:
-        """What must be the same for a run to continue."""
+        """Return the facts that must be unchanged for a run to continue."""
         sha = sha256()
         for images in (self.train, self.validation, self.test):
             labels = [] if images.labels is None else images.labels.tolist()
@@ -57,11 +57,13 @@ class PythonSite:
     # --- before the run ---
 
     def set_up(self, config: Config) -> Setup:
-        """Try everything once that a user may have brought."""
+        """Check the user's data, encoders, views and kernel by trying each of them once."""
         check_device(config.engine.device)
         _check_shapes(config, self)
         if method_class(config.method).needs_labels and any(c.train.labels is None for c in self.clients):
-            raise ConfigError(f"method '{config.method}' needs labels, but not every client has them. Choose another.")
+            raise ConfigError(
+                f"method '{config.method}' needs labels, but not every client has them. Choose another method."
+            )
         example = blank(self.rad.shape[1:], self.rad.dtype)
         view = random_view(self.rad[:2], config.views, torch.Generator().manual_seed(0))
         for client in self.clients:
@@ -95,8 +97,8 @@ class PythonSite:
             return "clients"
         changed = next((name for name in now if before[name] != now[name]), None)
         if changed:
-            return f"data or another encoder of {changed}"
-        return "data in its RAD" if facts["rad_digest"] != digest(self.rad) else None
+            return f"data or encoder of {changed}"
+        return "RAD data" if facts["rad_digest"] != digest(self.rad) else None
 
     # --- who takes part ---
 
@@ -137,7 +139,7 @@ class PythonSite:
 
     @cached_property
     def pool(self) -> Images:
-        """All labeled training data: what a probe may learn from."""
+        """The labeled training data of all clients, which probes are trained on."""
         return joined([c.train for c in self.clients])
 
     def held_out(self, split: str) -> Images:
@@ -145,7 +147,7 @@ class PythonSite:
 
 
 class ReopenedPythonSite(PythonSite):
-    """A run's participants in a process that does not have their objects: names and finished models, nothing else."""
+    """A run's participants in a process without their objects: only names and finished models are available."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -161,7 +163,7 @@ class ReopenedPythonSite(PythonSite):
 
     def missing(self) -> RunError:
         return RunError(
-            f"the clients of '{self.folder.path}' were handed over from Python, and this process does not have them. "
+            f"the clients of '{self.folder.path}' are Python objects that do not exist in this process. "
             "Call federate(...) again with the same arguments."
         )
 
@@ -172,16 +174,17 @@ def _check_shapes(config: Config, site: PythonSite) -> None:
     parts += [(f"the test data of {c.name}", c.test.pixels) for c in site.clients if len(c.test)]
     for who, data in parts:
         if tuple(data.shape[1:]) != wanted or data.dtype != dtype:
-            remedy = "Every client must read the RAD: bring all data into one shape and type"
+            remedy = "Every client must be able to read the RAD: convert all data to one shape and type"
             if dtype == data.dtype == torch.uint8:
                 alike = {"data.side": max(wanted[1:]), "data.channels": wanted[0]}
-                remedy = f"settings={alike} makes all images alike"
+                remedy = f"Pass settings={alike} to convert all images to one shape"
             raise DataError(
-                f"{who}: {data.dtype} of shape {tuple(data.shape[1:])}, but the RAD has {dtype} of {wanted}. {remedy}."
+                f"{who} has samples of type {data.dtype} and shape {tuple(data.shape[1:])}, "
+                f"but those of the RAD have {dtype} and {wanted}. {remedy}."
             )
     if config.views.function is None and (dtype != torch.uint8 or wanted[1] != wanted[2]):
         what = "not square" if dtype == torch.uint8 else f"{dtype}, not uint8 images"
         raise ConfigError(
-            f"the data, of shape {wanted}, are {what}, and the built-in views know square images only. "
-            "Give your own with views=, a function (batch, generator) -> batch; or set data.side for images."
+            f"the data, of shape {wanted}, are {what}, but the built-in views support only square images. "
+            "Pass your own with views=, a function (batch, generator) -> batch; or set data.side for images."
         )

@@ -1,4 +1,4 @@
-"""Participants simulated on one machine: each holds some rows of one data set, as the run folder's split says."""
+"""Participants simulated on one machine: each has some rows of one data set, as listed in the run folder's split."""
 
 import uuid
 from functools import cached_property
@@ -21,7 +21,7 @@ from .site import NodeConfig, RadShape, Setup, check_device
 
 
 def client_name(number: int) -> str:
-    """Sorting by name is sorting by number, up to a million clients."""
+    """Return the name of client `number`. Names sort in the order of numbers, up to a million clients."""
     return f"client-{number:03d}" if number < 1000 else f"client-x{number:06d}"
 
 
@@ -43,7 +43,7 @@ class SimulatedSite:
         check_device(config.engine.device)
         if method_class(config.method).needs_labels and train.labels is None:
             raise ConfigError(
-                f"method '{config.method}' needs labels, but '{config.data.source}' has none. Choose another."
+                f"method '{config.method}' needs labels, but '{config.data.source}' has none. Choose another method."
             )
         for model in {config.model_of(k) for k in range(config.clients.count)}:
             build_learner(model, config.ssl, *train.pixels.shape[1:3], config.seed)
@@ -63,7 +63,7 @@ class SimulatedSite:
         return Setup(rad, facts, {"validation": split.validation, "rad": split.rad, **rows})
 
     def difference(self, folder: RunFolder) -> str | None:
-        return None  # the config says everything
+        return None  # the config determines the participants
 
     # --- who takes part ---
 
@@ -123,7 +123,7 @@ class SimulatedSite:
         return tensors["pixels"]
 
     def pool(self) -> Images:
-        """All clients' training images: the probe's training set."""
+        """Return the training images of all clients, which probes are trained on."""
         rows = [rows for name, rows in self.rows.items() if name not in ("validation", "rad")]
         return self.train.subset(torch.cat(rows).unique())
 

@@ -1,4 +1,4 @@
-"""What all sites have in common: the protocol, and what a run's creation writes."""
+"""The protocol of all sites, and the files that creating a run writes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ from ..records import Header
 from .participant import Participant
 
 NodeConfig = dict[str, str | int | float]
-"""What the engine tells a node about its place: enough for the node's process to open the site and find itself."""
+"""The engine's config of one node: enough for the node's process to open the site and find its participant."""
 
 
 RadShape = tuple[int, int] | None
-"""Channels and side of the RAD's images: all that a node needs to know of it to introduce itself."""
+"""Channels and side of the RAD's images, which a node needs to introduce itself."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A run's data, split. It is made before anything is written: a run that cannot work leaves nothing behind."""
+    """A run's data, split. It is built before anything is written, so that a run that cannot work leaves no files."""
 
     rad: Tensor
     facts: Mapping[str, object]
     split: Mapping[str, Tensor] | None = None
-    """Which training image belongs to whom, where this machine splits one data set."""
+    """The rows of each client, of the validation set and of the RAD, if this machine splits one data set."""
 
     def write(self, folder: RunFolder) -> None:
         if self.split is not None:
@@ -43,43 +43,43 @@ class Setup:
 class Site(Protocol):
     """Who takes part in a run, and where their images and models are.
 
-    Server and clients use the same class. The server creates the run and tells each node its place (`node_configs`);
-    the process that answers for a node opens the site again from there and asks for the participant.
+    Server and clients use the same class. The server creates the run and gives each node its config (`node_configs`).
+    The process of a node opens the site from that config and asks it for the participant.
     """
 
     kind: ClassVar[SiteKind]
     may_be_away: ClassVar[bool]
-    """Whether a run continues without a participant that does not answer: on other machines yes, on this one no."""
+    """Whether a run continues without a participant that does not reply: only if it is on another machine."""
 
     only_this_process: ClassVar[bool]
-    """Whether the participants are objects of this process, so that others must be forked from it."""
+    """Whether the participants are objects of this process, so that workers must be forked from it."""
 
     def set_up(self, config: Config) -> Setup:
-        """Try everything that a run needs. Raises ConfigError or DataError with a remedy; writes nothing."""
+        """Prepare and check the run's data and models. Raise ConfigError or DataError; write nothing."""
 
     def difference(self, folder: RunFolder) -> str | None:
-        """What differs from the participants that a run began with; None if nothing does."""
+        """Return what differs from the participants that the run started with; None if nothing does."""
 
     def names(self, config: Config) -> list[str]:
-        """The participants' names, in the order of their numbers. Raises RunError if they are not known here."""
+        """Return the participants' names by number. Raise RunError if they are not known on this machine."""
 
     def node_configs(self, config: Config) -> list[NodeConfig]:
-        """What the engine tells each node. Raises RunError if the participants are on other machines."""
+        """Return the engine's config of each node. Raise RunError if the participants are on other machines."""
 
     def admit(self, number: int, message: Message) -> None:
-        """Raise ProtocolError for a message that this participant does not read at all."""
+        """Raise ProtocolError for a message that this participant refuses to parse."""
 
     def keep_rad(self, number: int, pixels: Tensor, header: Header) -> None:
-        """Keep a RAD that came with a message."""
+        """Save a RAD that arrived with a message."""
 
     def encoder(self, number: int, config: Config) -> str:
-        """How the participant's settings name its encoder."""
+        """Return the spec of the participant's encoder."""
 
     def participant(self, number: int, config: Config, header: Header, rad_shape: RadShape = None) -> Participant:
-        """The participant as `config` asks it to train. With a `rad_shape`, one that has no RAD yet may lack it."""
+        """Return the participant, trained as `config` asks. If `rad_shape` is given, its RAD may be missing."""
 
     def model_folders(self, folder: RunFolder) -> dict[str, Path]:
-        """Where each participant keeps its finished model, as far as this machine knows."""
+        """Return the folder of each participant's finished model, as far as known on this machine."""
 
 
 def check_device(name: str) -> None:

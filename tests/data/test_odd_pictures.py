@@ -1,0 +1,115 @@
+"""Pictures that are not plain 8-bit images are scaled by the range of their type, turned upright, or refused."""
+
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hetero_ssfl.config import DataConfig
+from hetero_ssfl.data import load_images
+from hetero_ssfl.data.images import decode_image
+from hetero_ssfl.errors import DataError
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # about the files that are spoilt on purpose
+
+RAMP = np.linspace(0, 1, 64).reshape(8, 8)
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(Image.fromarray((RAMP * 65535).astype(np.uint16)), "PNG"),
+        encoded(Image.fromarray((RAMP * 65535).astype(np.uint16)), "TIFF"),
+        encoded(Image.fromarray((RAMP * 65535).astype(np.int32)), "TIFF"),
+        encoded(Image.fromarray(RAMP.astype(np.float32)), "TIFF"),
+    ],
+    ids=["16-bit PNG", "16-bit TIFF", "32-bit TIFF with 16-bit values", "float TIFF"],
+)
+@pytest.mark.parametrize("channels", [None, 1, 3])
+def test_deep_grey_values_are_scaled_to_8_bits(data: bytes, channels: int | None) -> None:
+    found, count = decode_image(data, None, channels)
+    assert count == (channels or 1)
+    expected = (RAMP * 255)[None].repeat(count, 0)
+    assert np.abs(found.astype(float) - expected).max() <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (RAMP.astype(np.float32) * 300, "is a float image with values from 0 to 300, expected 0 to 1"),
+        (RAMP.astype(np.float32) - 0.5, "is a float image with values from -0.5 to 0.5"),
+        (np.full((8, 8), np.nan, np.float32), "is a float image with values from nan to nan"),
+        (
+            (RAMP * 2**30).astype(np.int32),
+            "is an integer image with values from 0 to 1.07374e\\+09, expected 0 to 65535",
+        ),
+    ],
+)
+def test_values_of_an_unknown_range_are_refused_with_the_remedy(
+    values: np.ndarray, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "scan.tiff").write_bytes(encoded(Image.fromarray(values), "TIFF"))
+    with pytest.raises(DataError, match=rf"image 0 \(scan\.tiff\).*{reason}.*rescale it first"):
+        load_images(DataConfig(source=str(tmp_path)), "train")
+
+
+def test_a_photograph_is_turned_upright() -> None:
+    picture = Image.fromarray((RAMP * 255).astype(np.uint8))
+    turned = Image.Exif()
+    turned[0x0112] = 6  # the camera was held sideways: turn it by 90 degrees
+    found, _ = decode_image(encoded(picture, "PNG", exif=turned), None, 1)
+    upright, _ = decode_image(encoded(picture.transpose(Image.Transpose.ROTATE_270), "PNG"), None, 1)
+    assert np.array_equal(found, upright)
+    assert not np.array_equal(found, decode_image(encoded(picture, "PNG"), None, 1)[0])
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A BMP whose header claims a size that its data does not have."""
+    whole = bytearray(encoded(Image.fromarray(np.zeros((8, 8), np.uint8)), "BMP"))
+    whole[18:26] = struct.pack("<ii", width, height)
+    return bytes(whole)
+
+
+def odd_offset() -> bytes:
+    """A TIFF whose strip offset is a fraction."""
+    whole = bytearray(encoded(Image.fromarray(np.zeros((8, 8), np.uint8)), "TIFF"))
+    place = whole.index(struct.pack("<HH", 273, 4)) if struct.pack("<HH", 273, 4) in whole else -1
+    if place >= 0:
+        whole[place + 2 : place + 4] = struct.pack("<H", 5)  # RATIONAL
+    return bytes(whole)
+
+
+@pytest.mark.parametrize(
+    "data", [bomb(2**30, 2**30), bomb(2**16, 2**16), bomb(-5, 7), odd_offset(), b"GIF89a" + b"\xff" * 40]
+)
+def test_a_picture_from_nowhere_is_one_sentence_or_is_skipped(data: bytes, tmp_path: Path) -> None:
+    good = encoded(Image.fromarray((RAMP * 255).astype(np.uint8)), "PNG")
+    (tmp_path / "a.png").write_bytes(good)
+    (tmp_path / "b.png").write_bytes(data)
+    with pytest.raises(DataError, match=r"image 1 \(b\.png\)"):
+        load_images(DataConfig(source=str(tmp_path)), "train")
+    kept = load_images(DataConfig(source=str(tmp_path), on_bad_image="skip"), "train")
+    assert (len(kept), kept.skipped) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP"])
+def test_no_flipped_or_cut_bytes_raise_anything_but_our_error(kind: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    good = encoded(Image.fromarray((RAMP * 255).astype(np.uint8)).convert("RGB"), kind)
+    (tmp_path / f"a.{kind.lower()}").write_bytes(good)
+    for number in range(40):
+        spoilt = bytearray(good)
+        for place in rng.integers(0, len(good), size=4):
+            spoilt[place] = rng.integers(0, 256)
+        (tmp_path / f"b.{kind.lower()}").write_bytes(bytes(spoilt[: rng.integers(1, len(good) + 1)]))
+        config = DataConfig(source=str(tmp_path), on_bad_image="skip", side=8 + number % 2)
+        assert 1 <= len(load_images(config, "train")) <= 2

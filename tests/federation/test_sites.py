@@ -1,0 +1,146 @@
+"""The kind of site is recorded when a run is created, and every process opens the same site from it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.federations import write_federation
+from helpers.whole_runs import tiny
+from hetero_ssfl import Client, federate
+from hetero_ssfl.config import load_config
+from hetero_ssfl.errors import ProtocolError, RunError
+from hetero_ssfl.federation import open_run, participants
+from hetero_ssfl.federation.client.app import ClientProcess
+from hetero_ssfl.federation.sites import NodeSite, SimulatedSite, open_site
+from hetero_ssfl.federation.sites.python import ReopenedPythonSite
+from hetero_ssfl.runs import RunFolder, resume_command, save_tensors
+
+
+def simulated(path: Path) -> RunFolder:
+    return open_run(path, tiny(), SimulatedSite(RunFolder(path)))
+
+
+def of_nodes(path: Path) -> RunFolder:
+    federation, paths = write_federation(path / "owners")
+    return open_run(path / "run", load_config(str(federation)), NodeSite(paths))
+
+
+def remote(path: Path) -> RunFolder:
+    federation, _ = write_federation(path / "owners")
+    return open_run(path / "run", load_config(str(federation)), NodeSite())
+
+
+def of_python(path: Path) -> RunFolder:
+    pixels = torch.randint(0, 255, (40, 1, 8, 8), dtype=torch.uint8)
+    clients = [Client(pixels[:20], "resnet8(width=4)", "zeta"), Client(pixels[20:], "resnet8(width=4)", "alpha")]
+    return federate(clients, 8, "local", config="smoke", rounds=1, run_dir=path / "run", progress=False).folder
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "names", "continues"),
+    [
+        (simulated, "simulated", ["client-000", "client-001", "client-002"], "hetero-ssfl run --resume"),
+        (of_nodes, "nodes", ["node-0", "node-1", "node-2"], "hetero-ssfl run --resume"),
+        (of_python, "python", ["zeta", "alpha"], "federate(..., run_dir="),
+    ],
+)
+@pytest.mark.parametrize("old_format", [False, True])
+def test_a_run_knows_its_participants_and_how_it_continues(
+    make, kind: str, names: list[str], continues: str, old_format: bool, tmp_path: Path
+) -> None:
+    folder = make(tmp_path)
+    if old_format:  # format 2 did not record the kind
+        facts = {key: value for key, value in folder.read_json("facts.json").items() if key != "site"}
+        (folder.path / "facts.json").write_text(json.dumps(facts))
+        about = folder.read_json("environment.json")
+        (folder.path / "environment.json").write_text(json.dumps({**about, "format": 2}))
+    folder = RunFolder.open(folder.path)
+    site = open_site(folder)
+    assert (folder.site, site.kind) == (kind, kind)
+    assert site.names(folder.config) == names
+    assert resume_command(folder.path).startswith(continues)
+
+
+def test_participants_on_other_machines_are_not_available_here(tmp_path: Path) -> None:
+    folder = remote(tmp_path)
+    site = open_site(folder)
+    assert isinstance(site, NodeSite)
+    for ask in (site.names, site.node_configs, lambda config: list(participants(folder, site, config))):
+        with pytest.raises(RunError, match="on other machines"):
+            ask(folder.config)
+    assert "run.sh" in resume_command(folder.path)
+
+
+def test_error_for_objects_of_another_process_names_the_remedy(tmp_path: Path) -> None:
+    folder = of_python(tmp_path)
+    site = open_site(folder)
+    assert isinstance(site, ReopenedPythonSite)
+    assert list(site.model_folders(folder)) == ["zeta", "alpha"]
+    with pytest.raises(RunError, match=r"do not exist in this process\. Call federate\(\.\.\.\) again"):
+        list(participants(folder, site, folder.config))
+
+
+@pytest.mark.parametrize("make", [simulated, of_nodes])
+def test_a_node_finds_its_participant_from_its_node_config(make, tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    config, site = folder.config, open_site(folder)
+    process = ClientProcess()
+    for number, told in enumerate(json.loads(json.dumps(site.node_configs(config)))):  # it is sent as JSON
+        found, own_number = process.open_site(told)
+        assert found.names(config)[own_number] == site.names(config)[number]
+        assert process.open_site(told)[0] is found, "read once per process"
+
+
+def test_error_for_a_node_without_config_names_the_remedy() -> None:
+    with pytest.raises(ProtocolError, match=r"node-config 'settings=\"node\.toml\"'"):
+        ClientProcess().open_site({"partition-id": 0})
+
+
+def test_an_unknown_kind_of_site_is_refused(tmp_path: Path) -> None:
+    folder = simulated(tmp_path)
+    facts = folder.read_json("facts.json")
+    (folder.path / "facts.json").write_text(json.dumps({**facts, "site": "on the moon"}))
+    with pytest.raises(RunError, match="kind 'on the moon', expected"):
+        open_site(folder)
+
+
+def test_a_run_cannot_continue_with_other_settings_files(tmp_path: Path) -> None:
+    folder = of_nodes(tmp_path)
+    paths = [Path(path) for path in folder.read_json("facts.json")["nodes"]]
+    assert open_run(folder.path, folder.config, NodeSite(paths)).path == folder.path
+    shutil.copytree(paths[0].parent, tmp_path / "moved")
+    with pytest.raises(RunError, match="node settings files"):
+        open_run(folder.path, folder.config, NodeSite([tmp_path / "moved" / "node.toml", *paths[1:]]))
+
+
+def test_a_process_that_serves_several_nodes_trains_each_with_its_own_threads(tmp_path: Path) -> None:
+    _, paths = write_federation(tmp_path)
+    paths[1].write_text("threads = 2\n" + paths[1].read_text())
+    before, process, used = torch.get_num_threads(), ClientProcess(), []
+    try:
+        for path in (paths[0], paths[1], paths[0]):
+            process.open_site({"settings": str(path)})
+            used.append(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(before)
+    assert used == [1, 2, 1]
+
+
+@pytest.mark.parametrize(("fact", "value"), [("rad_digest", "../../victim"), ("federation", "../../victim")])
+def test_nothing_in_a_strangers_run_folder_becomes_a_path(fact: str, value: str, tmp_path: Path) -> None:
+    """A RAD that does not match its digest is deleted: the digest must not name another file."""
+    folder = of_nodes(tmp_path)
+    site = open_site(folder)
+    assert isinstance(site, NodeSite)
+    home = site.settings(0).home
+    (home / "rad").mkdir(parents=True)
+    victim = home.parent / "victim.safetensors"
+    save_tensors(victim, {"pixels": torch.zeros(1)})
+    facts = folder.read_json("facts.json")
+    (folder.path / "facts.json").write_text(json.dumps({**facts, fact: value}))
+    with pytest.raises(ProtocolError, match=r"is named '\.\./\.\./victim', expected"):
+        site.model_folders(folder) if fact == "federation" else list(participants(folder, site, folder.config))
+    assert victim.exists()

@@ -1,0 +1,92 @@
+"""A method describes itself: what it sends, what it costs, what it warns of. So does a user's subclass."""
+
+import pytest
+import torch
+
+from hetero_ssfl.config import load_config
+from hetero_ssfl.consensus import Sums
+from hetero_ssfl.costs import message_bytes, seconds_per_step
+from hetero_ssfl.methods import METHODS, HeteroSSFL, Local, Update, method_for
+from hetero_ssfl.methods.kernels import KernelState
+from hetero_ssfl.models import build_learner
+
+
+class Mine(HeteroSSFL):
+    name = "mine"
+
+
+SPEC = f"{__name__}:Mine"
+OVERRIDES = ["clients.models=['resnet8(width=4)']", "alignment.rank=8", "alignment.wire=float32"]
+
+
+def bytes_of(method: str, *overrides: str) -> int | None:
+    kind = "simsiam" if method == "fedsimsiam" else "byol"
+    config = load_config("smoke", [*OVERRIDES, f"method={method}", f"ssl.kind={kind}", *overrides])
+    learner = build_learner(config.model_of(0), config.ssl, 1, 16, 0, classes=10 if method == "fedavg" else None)
+    return message_bytes(config, learner, torch.zeros(2, 1, 16, 16))
+
+
+def test_a_subclass_costs_what_its_parent_costs() -> None:
+    rows, rank, bytes_each = load_config("smoke").rad.size, 8, 4
+    both_ways = 2 * rows * rank * bytes_each
+    own, parents = bytes_of(SPEC), bytes_of("hetero-ssfl")
+    assert own == parents
+    assert own is not None
+    assert both_ways < own < both_ways + 1000, "arrays and their headers"
+
+
+def test_alone_nothing_is_sent() -> None:
+    assert bytes_of("local") == 0
+
+
+@pytest.mark.parametrize("name", ["fedbyol", "fedsimsiam", "fedu", "fedema", "fedavg"])
+def test_averaging_costs_the_weights_both_ways(name: str) -> None:
+    config = load_config("smoke", OVERRIDES)
+    learner = build_learner(config.model_of(0), config.ssl, 1, 16, 0)
+    encoder = sum(p.numel() * 4 for p in learner.encoder.parameters())
+    sent = bytes_of(name)
+    assert sent is not None
+    assert sent > 2 * encoder
+
+
+def test_a_step_costs_the_rad_batch_as_often_as_the_term_is_computed() -> None:
+    def seconds(*overrides: str) -> float:
+        config = load_config("smoke", [*OVERRIDES, "optim.batch=32", "alignment.rad_batch=32", *overrides])
+        return seconds_per_step(config, config.model_of(0), 1, 16, None)
+
+    alone = seconds("method=local")
+    assert seconds() == pytest.approx(alone * 1.5)
+    assert seconds("alignment.every=4") == pytest.approx(alone * 1.125)
+    assert seconds("alignment.mu=0") == pytest.approx(alone)
+
+
+def test_warnings_come_from_the_method() -> None:
+    ours, alone = method_for(load_config("smoke")), method_for(load_config("smoke", ["method=local"]))
+    collapsed = Update(1, metrics={"spread": 0.05})
+    assert "collapsed (spread 0.050)" in str(ours.client_warning(collapsed))
+    assert alone.client_warning(Update(1, metrics={"spread": 0.5})) is None
+    assert "is only 1.5" in str(ours.round_warning({"consensus_effective_rank": 1.5}))
+    assert ours.round_warning({"consensus_effective_rank": 30.0}) is None
+    assert alone.round_warning({}) is None
+
+
+def test_a_report_knows_what_the_clients_did() -> None:
+    assert Mine.story == HeteroSSFL.story
+    assert Local.story
+    assert all(METHODS[name].story is None for name in ("fedbyol", "fedema", "fedavg"))
+
+
+@pytest.mark.parametrize("sums", [None, Sums(torch.randn(6, 3), 2.5, 3.0)])
+@pytest.mark.parametrize("norms", [None, torch.tensor([0.5, 2.0], dtype=torch.float64)])
+def test_the_servers_kernels_survive_saving(sums: Sums | None, norms: torch.Tensor | None) -> None:
+    kept = KernelState(torch.randn(6, 2), 0.25, sums, norms)
+    again = KernelState.from_tensors(kept.to_tensors())
+    assert again is not None
+    assert torch.equal(again.factor, kept.factor)
+    assert again.lost == kept.lost
+    assert (again.sums is None) == (sums is None)
+    if sums is not None and again.sums is not None:
+        assert torch.equal(again.sums.sketch, sums.sketch)
+        assert (again.sums.trace, again.sums.weight) == (sums.trace, sums.weight)
+    assert (again.norms is None) == (norms is None)
+    assert KernelState.from_tensors({}) is None
