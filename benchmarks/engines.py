@@ -28,9 +28,8 @@ from hetero_ssfl.events import Event, RoundBegun
 from hetero_ssfl.federation import participants, start
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.sites import open_site
-from hetero_ssfl.federation.sites.simulated import client_name
 from hetero_ssfl.methods import Broadcast, method_for
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs import RunFolder, client_name
 
 SELECTED = 10
 WARM_UP = 2  # rounds

@@ -31,8 +31,8 @@ from hetero_ssfl.events import Event, RoundBegun
 from hetero_ssfl.federation import start
 from hetero_ssfl.federation.server import loop
 from hetero_ssfl.federation.server.roster import Roster
-from hetero_ssfl.federation.sites.simulated import client_name
 from hetero_ssfl.methods.hetero import HeteroSSFL
+from hetero_ssfl.runs import client_name
 
 SELECTED = 10
 RAD = 64

@@ -12,7 +12,7 @@ from .config import ClientsConfig, Config, ModelConfig, OptimConfig, SslConfig
 from .data import Images, load_images, split_training_images, to_input
 from .federation.records import content_size, pack
 from .federation.running import torch_threads
-from .methods import Broadcast, method_class, method_for
+from .methods import Broadcast, Local, method_class, method_for
 from .models import Learner, build_learner, count_parameters
 from .training import TrainingClient
 
@@ -82,16 +82,19 @@ def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int | Non
 def seconds_per_step(config: Config, model: ModelConfig, channels: int, side: int, classes: int | None) -> float:
     """Estimate the time per step from the measured time per image."""
     images = config.optim.batch + method_for(config).extra_images_per_step()
-    return images * _seconds_per_image(model, config.ssl, channels, side, classes)
+    trains = config.method if method_class(config.method).needs_labels else Local.name
+    return images * _seconds_per_image(trains, model, config.ssl, channels, side, classes)
 
 
 @lru_cache(maxsize=64)
-def _seconds_per_image(model: ModelConfig, ssl: SslConfig, channels: int, side: int, classes: int | None) -> float:
+def _seconds_per_image(
+    method_name: str, model: ModelConfig, ssl: SslConfig, channels: int, side: int, classes: int | None
+) -> float:
     """Measure one-step local updates on a few blank images; the best of two after a warm-up."""
     learner = build_learner(model, ssl, channels, side, 0, classes=classes)
     count = 4 if count_parameters(learner.encoder) > 2_000_000 else 64
     config = Config(
-        method="fedavg" if classes else "local",
+        method=method_name,
         local_epochs=1,
         clients=ClientsConfig(count=1, models=(model,)),
         ssl=ssl,

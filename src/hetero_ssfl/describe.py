@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import load_config, parse_config, preset_names
-from .data import load_images
+from .data import digest, load_images
 from .federation.sites import SimulatedSite
 from .runs import RunFolder
 
@@ -31,7 +31,7 @@ def describe_data(source: str, overrides: list[str]) -> dict[str, Any]:
         setup = SimulatedSite(RunFolder(Path())).set_up(config)
         facts |= {
             "rad_images": len(setup.rad),
-            "rad_digest": setup.facts["rad_digest"],
+            "rad_digest": digest(setup.rad),
             "clients": setup.facts["holdings"],
         }
     return facts

@@ -168,6 +168,9 @@ class Finished(Event):
     results: Mapping[str, Any]
 
 
+RESERVED = {"event", *(f.name for kind in (ClientTrained, RoundDone) for f in fields(kind))}
+"""Names that a figure must not have, since figures lie beside these fields."""
+
 KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
 
 

@@ -193,7 +193,7 @@ class LocalRound:
         return ClientFigures(
             before=self.before,
             after_steps=self.after.loss(self.factor, self.mu, self.config),
-            after_round=self.after.loss(self.factor, self.mu, self.config),
+            after_round=self.after.loss(new_factor, self.mu, self.config),
             eta=self.eta,
             mu=self.mu,
             constants=self.constants,

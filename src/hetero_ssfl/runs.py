@@ -2,7 +2,7 @@
 
     config.toml          the whole config
     environment.json     versions, machine, commit
-    facts.json           RAD digest, classes, number of images of each class for each client
+    facts.json           kind of site, federation id, RAD digest, classes, images of each class for each client
     split.safetensors    rows of the validation set, of the RAD and of each client
     rad.safetensors      the RAD's pixels
     server.safetensors   the server's state after the last finished round; writing it commits the round
@@ -11,6 +11,8 @@
     models/NAME/         at the end: encoder.safetensors and card.json
     events.jsonl         one line per client and round, and one per finished round
     results.json         at the end: accuracies on the test images
+    status.json          what the run is doing now
+    tensorboard/         the same figures for TensorBoard, if the config asks for it
 
 Every file is written under a temporary name and then renamed; only events.jsonl is appended to, and an incomplete last
 line is ignored. Tensors are safetensors, all other files are JSON or TOML: nothing is ever unpickled.
@@ -103,17 +105,23 @@ class SavedTensors(Mapping[str, Tensor]):
         return len(load_tensors(self.path)[0])
 
 
+def client_name(number: int) -> str:
+    """Return the name of a client that has no other. Sorting by name is sorting by number, up to a million clients."""
+    return f"client-{number:03d}" if number < 1000 else f"client-x{number:06d}"
+
+
 def resume_command(path: Path) -> str:
     """Return the command that continues a run, for messages."""
+    folder, usual = RunFolder(path), f"hetero-ssfl run --resume {shlex.quote(str(path))}"
+    if not (path / "facts.json").exists():
+        return usual
     try:
-        facts = json.loads((path / "facts.json").read_text())
-    except (OSError, ValueError):  # the result is part of another message, so it must not fail
-        facts = {}
-    if facts.get("given"):
-        return f"federate(..., run_dir='{path}') and the same other arguments"
-    if facts.get("nodes") == []:  # on other machines
-        return f'server/run.sh of the deployment, or flwr run with run-dir="{path}"'
-    return f"hetero-ssfl run --resume {shlex.quote(str(path))}"
+        if folder.site == "python":
+            return f"federate(..., run_dir='{path}') and the same other arguments"
+        elsewhere = f'server/run.sh of the deployment, or flwr run with run-dir="{path}"'
+        return elsewhere if folder.elsewhere else usual
+    except RunError:  # the result is part of another message, so it must not fail
+        return usual
 
 
 class RunFolder:
@@ -173,6 +181,11 @@ class RunFolder:
         return kind
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether the participants are on other machines, and so are their models."""
+        return self.site == "nodes" and not self.read_json("facts.json").get("nodes")
+
+    @property
     def finished(self) -> bool:
         return (self.path / "results.json").exists()
 
@@ -228,7 +241,7 @@ class RunFolder:
     # --- clients ---
 
     def states(self, name: str) -> "StateFolder":
-        """Return the folder of a simulated client's networks."""
+        """The networks of a client that keeps its state in this folder."""
         return StateFolder(self.path / "clients" / name)
 
     def shares(self, name: str) -> "StateFolder":

@@ -30,7 +30,7 @@ STEPS_BETWEEN_READS = 50  # on an accelerator, where reading the loss waits for 
 
 @dataclass
 class TrainingClient:
-    """A participant: its name, networks, images, and the RAD that all participants have."""
+    """A participant's networks, images and RAD in memory, as a method sees them."""
 
     name: str
     config: Config

@@ -296,7 +296,7 @@ class Frozen(nn.Linear):
         ),
         ({"settings": {"clients.count": 2}}, ConfigError, "settings has 'clients.count'.* the list of clients"),
         ({"settings": {"clients.per_round": 3}}, ConfigError, "clients.per_round = 3 exceeds clients.count = 2"),
-        ({"settings": {"engine.kind": "simulation"}}, ConfigError, "cannot access objects of this process"),
+        ({"settings": {"engine.kind": "simulation"}}, ConfigError, "cannot reach these participants"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hetero_ssfl.config import load_config
-from hetero_ssfl.federation.engines.workers import InProcessGrid, limit_gpu_memory
+from hetero_ssfl.federation.engines.workers import WorkerGrid, limit_gpu_memory
 from hetero_ssfl.federation.records import pack
 from hetero_ssfl.federation.running import gpu_fraction
 
@@ -18,7 +18,7 @@ def test_encoders_have_their_own_fraction_or_an_equal_part() -> None:
 
 def test_a_client_that_does_not_fit_beside_the_others_waits() -> None:
     nodes = [{"run-dir": "unused", "partition-id": k, "gpu-fraction": f} for k, f in enumerate((0.6, 0.6, 0.4))]
-    with InProcessGrid(nodes, workers=3, threads=1) as grid:
+    with WorkerGrid(nodes, workers=3, threads=1) as grid:
         messages = [grid.create_message(pack(fields={"config": ""}), "query", node, "0") for node in (2, 3, 4)]
         waiting = set(grid.push_messages(messages))
         most = 0.0

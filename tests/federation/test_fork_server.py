@@ -13,7 +13,7 @@ import torch
 
 from helpers.federations import write_images
 from helpers.whole_runs import tiny
-from hetero_ssfl.federation.engines.workers import InProcessGrid
+from hetero_ssfl.federation.engines.workers import WorkerGrid
 from hetero_ssfl.federation.records import pack
 from hetero_ssfl.federation.sites import Setup
 from hetero_ssfl.runs import RunFolder
@@ -70,9 +70,9 @@ def test_workers_get_the_current_environment(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("HETERO_SSFL_DATA", str(tmp_path / str(images)))
         folder = RunFolder(tmp_path / f"run-{images}")
         fourth_image = {"client-000": torch.tensor([3])}
-        Setup(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), {"site": "simulated"}, fourth_image).write(folder)
+        Setup(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), {}, fourth_image).write(folder, "simulated")
         (folder.path / "config.toml").write_text(config.to_toml())
-        with InProcessGrid([{"number": 0, "run-dir": str(folder.path)}], workers=1, threads=1) as grid:
+        with WorkerGrid([{"number": 0, "run-dir": str(folder.path)}], workers=1, threads=1) as grid:
             message = grid.create_message(pack(fields=fields), "query", 2, "0")
             (reply,) = grid.send_and_receive([message], timeout=120)
         answered.append("out of" in reply.error.reason if reply.has_error() else "ok")

@@ -230,6 +230,12 @@ def test_a_figure_that_would_overflow_a_mean_is_refused(stage: Stage, value: flo
     assert set(state.clients) == {"node-0", "node-2"}
 
 
+@pytest.mark.parametrize("name", ["away", "replies", "figures", "seconds", "event", "excluded"])
+def test_a_figure_cannot_take_the_place_of_a_field_of_an_event(stage: Stage, name: str) -> None:
+    state = stage.play(with_metric(name, 0.5))
+    assert set(state.clients) == {"node-0", "node-2"}
+
+
 def test_whatever_a_check_raises_is_the_fault_of_the_sender(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def check(state: ServerState, name: str, update: object) -> None:
         if name == "node-1":

@@ -20,7 +20,7 @@ from hetero_ssfl.events import Evaluating, Event, Progressed, Warned
 from hetero_ssfl.federation import resume, start
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.engines import workers
-from hetero_ssfl.federation.engines.workers import InlineGrid, InProcessGrid
+from hetero_ssfl.federation.engines.workers import InlineGrid, WorkerGrid
 from hetero_ssfl.federation.records import Header, pack
 from hetero_ssfl.federation.server import loop, saving
 from hetero_ssfl.federation.sites import NodeSite, SimulatedSite
@@ -390,7 +390,7 @@ def test_a_failed_final_evaluation_is_not_a_finished_run(tmp_path: Path) -> None
 
 def test_a_slow_client_is_excluded_and_its_work_is_stopped(tmp_path: Path) -> None:
     nodes = [{"run-dir": "unused", "number": 0}]
-    with InProcessGrid(nodes, workers=1, threads=1) as grid:
+    with WorkerGrid(nodes, workers=1, threads=1) as grid:
         before = grid._workers[0].process.pid
         message = grid.create_message(pack(fields={"config": ""}), "query", 2, "0")
         (message_id,) = grid.push_messages([message])

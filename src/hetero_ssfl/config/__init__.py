@@ -1,6 +1,6 @@
 """The config of a run: its settings (schema.py) and how it is read (reading.py)."""
 
-from .reading import load_config, parse_config, preset_names, validate, with_settings
+from .reading import flat, load_config, parse_config, preset_names, validate, with_settings
 from .schema import (
     AlignmentConfig,
     AveragingConfig,
@@ -41,6 +41,7 @@ __all__ = [
     "TrackingConfig",
     "ViewsConfig",
     "as_model",
+    "flat",
     "load_config",
     "parse_config",
     "preset_names",

@@ -32,6 +32,14 @@ def parse_config(text: str, overrides: Iterable[str] = (), origin: str = "the co
     return validate(values, Config)
 
 
+def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return nested sections as one mapping: {"rad": {"size": 9}} becomes {"rad.size": 9}."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {above + key: value}
+    return found
+
+
 def load_config(preset_or_path: str, overrides: Iterable[str] = ()) -> Config:
     """Load a preset by name, or a TOML file by path."""
     if preset_or_path in preset_names():

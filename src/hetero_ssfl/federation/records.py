@@ -19,6 +19,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from torch import Tensor
 
 from ..errors import ProtocolError
+from ..events import RESERVED
 from ..methods import Update
 
 Scalar = int | float | str | bool
@@ -27,7 +28,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 FEDERATION = re.compile(r"[0-9a-f]{32}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 FIGURE = re.compile(r"[a-z][a-z0-9_]{0,39}(%)?")
-RESERVED = {"event", "round", "client", "bytes_down", "bytes_up", "examples", "excluded", "warning", "seconds"}
 MOST_FIGURES = 100
 LARGEST_FIGURE = 1e30  # sums over clients must stay finite
 LONGEST_HEADER = 1000  # bytes of an array's header, which is parsed as Python literals

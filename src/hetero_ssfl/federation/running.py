@@ -10,19 +10,18 @@ The command line, Python and deployments follow the same policy for a run folder
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from ..config import Config
+from ..config import Config, flat
 from ..consensus import mutual_cka
-from ..errors import RunError
+from ..errors import ConfigError, RunError
 from ..evaluation import extract_features
 from ..events import Listener, Progressed
 from ..methods import method_for
@@ -30,7 +29,7 @@ from ..plugins import check_trusted, remember
 from ..runs import RunFolder, resume_command
 from .client.scoring import evaluate
 from .engines.forkserver import open_fork_server
-from .engines.workers import InlineGrid, InProcessGrid
+from .engines.workers import InlineGrid, WorkerGrid
 from .records import Header
 from .server.loop import Server
 from .server.status_file import reporting
@@ -51,17 +50,23 @@ def start(config: Config, run_dir: Path, listen: Listener, nodes: Sequence[Path]
 
 
 def resume(folder: RunFolder, listen: Listener) -> RunFolder:
-    """Continue a run after its last finished round. A finished run is left unchanged."""
-    return run_here(folder, open_site(folder), listen)
+    """Continue after the last finished round. A finished run is not changed."""
+    site = open_site(folder)
+    return run_here(open_run(folder.path, folder.config, site), site, listen)
 
 
 def open_run(path: Path, config: Config, site: Site) -> RunFolder:
     """Create the run, or open it to continue. See the module docstring for the policy."""
     method_for(config)
     check_tracking(config)
+    if config.engine.kind == "simulation" and not site.runs_on_ray:
+        raise ConfigError(
+            "engine.kind = 'simulation' cannot reach these participants from Ray's processes. Leave it out."
+        )
     if not RunFolder(path).exists:
         with torch_threads(config.engine.threads):
-            return RunFolder.create(path, config, site.set_up(config).write)
+            setup = site.set_up(config)
+        return RunFolder.create(path, config, lambda folder: setup.write(folder, site.kind))
     folder = RunFolder.open(path)
     found = (
         "participants" if folder.site != site.kind else site.difference(folder) or _difference(folder.config, config)
@@ -83,27 +88,20 @@ def new_folder(config: Config) -> Path:
 
 def _difference(before: Config, now: Config) -> str | None:
     """Return the first setting that differs, with both values; None if all are equal."""
-    old, new = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
+    old, new = flat(before.model_dump(mode="json")), flat(now.model_dump(mode="json"))
     key = next((key for key in {**old, **new} if old.get(key) != new.get(key)), None)
     return key and f"settings ({key} is {old.get(key)} there and {new.get(key)} here)"
-
-
-def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {above + key: value}
-    return found
 
 
 # --- running the rounds ---
 
 
-def serve(grid: Grid, run: RunFolder, listen: Listener) -> None:
+def serve(grid: Grid, run: RunFolder, site: Site, listen: Listener) -> None:
     """Run all remaining rounds. Only one process at a time can do this in a folder."""
     config = run.config
     with run.lock(), torch_threads(config.engine.threads):
         if not run.finished:
-            Server(grid, run, config, reporting(run, tracking(run, listen))).run()
+            Server(grid, run, config, reporting(run, tracking(run, listen)), site.may_be_away).run()
 
 
 def run_here(folder: RunFolder, site: Site, listen: Listener) -> RunFolder:
@@ -115,14 +113,14 @@ def run_here(folder: RunFolder, site: Site, listen: Listener) -> RunFolder:
     if config.engine.kind == "simulation":
         from .engines.ray_engine import simulate
 
-        simulate(lambda grid: serve(grid, folder, listen), folder, config)
+        simulate(lambda grid: serve(grid, folder, site, listen), folder, config)
     else:
         with open_grid(site, config, listen) as grid:
-            serve(grid, folder, listen)
+            serve(grid, folder, site, listen)
     return folder
 
 
-def open_grid(site: Site, config: Config, listen: Listener) -> InProcessGrid | InlineGrid:
+def open_grid(site: Site, config: Config, listen: Listener) -> WorkerGrid | InlineGrid:
     """Open a grid of worker processes.
 
     If only this process has the participants, the workers are forked from it; where a fork is not safe, the clients
@@ -138,12 +136,12 @@ def open_grid(site: Site, config: Config, listen: Listener) -> InProcessGrid | I
         for k, node in enumerate(nodes):
             node["gpu-fraction"] = gpu_fraction(config, k, workers)
     if not site.only_this_process:
-        return InProcessGrid(nodes, workers, threads, on_progress)
+        return WorkerGrid(nodes, workers, threads, on_progress)
     # Neither OpenMP threads nor CUDA survive a fork, so a forked worker must not need them.
     safe = sys.platform == "linux" and config.engine.device == "cpu" and threads == 1
     if not safe or torch.cuda.is_initialized():
         return InlineGrid(nodes, site, on_progress)
-    return InProcessGrid(nodes, workers, threads, on_progress, site)
+    return WorkerGrid(nodes, workers, threads, on_progress, site)
 
 
 def gpu_fraction(config: Config, client: int, workers: int) -> float:

@@ -26,7 +26,8 @@ def main(grid: Grid, context: Context) -> None:
     log_to_stderr("server")
     try:
         config = load_config(_setting(context, "config"))
-        serve(grid, open_run(Path(_setting(context, "run-dir")), config, NodeSite()), log_event)
+        site = NodeSite()
+        serve(grid, open_run(Path(_setting(context, "run-dir")), config, site), site, log_event)
     except HeteroSSFLError as error:
         log.error("%s", error)
         raise RuntimeError(str(error)) from None  # Flower reports this text; it would treat sys.exit as a lost task

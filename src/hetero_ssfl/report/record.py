@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from ..config import flat
 from . import svg
 from .blocks import WORDS, Block, Code, Figure, Figures, Folded, Rows, Section, Text
 from .reported_run import ReportedRun, without_folders
@@ -112,7 +113,7 @@ def _again(run: ReportedRun) -> str:
     """Say how to repeat the run from its settings; the clients' own parts are not in the page."""
     if run.folder.site == "python":
         return "Its clients were passed from Python. Call federate(...) again with the same clients, RAD and settings:"
-    if run.folder.site == "nodes" and not run.result.facts.get("nodes"):
+    if run.folder.elsewhere:
         return (
             "Its participants were on other machines. To repeat it with them, save these settings as federation.toml:"
         )
@@ -134,17 +135,10 @@ def _versions(run: ReportedRun, about: Mapping[str, Any]) -> Rows:
 
 
 def _differences(runs: Sequence[ReportedRun]) -> list[list[str]]:
-    flat = [_flatten(run.result.config.model_dump(mode="json")) for run in runs]
-    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    everyones = [flat(run.result.config.model_dump(mode="json")) for run in runs]
+    keys = list(dict.fromkeys(key for settings in everyones for key in settings))
     return [
-        [key, *[without_folders(str(settings.get(key, "-"))) for settings in flat]]
+        [key, *[without_folders(str(settings.get(key, "-"))) for settings in everyones]]
         for key in keys
-        if len({str(settings.get(key)) for settings in flat}) > 1
+        if len({str(settings.get(key)) for settings in everyones}) > 1
     ]
-
-
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        found |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, RunError
 from ..models import build_encoder
 from ..plugins import GIVEN, check_trusted
-from ..runs import RunFolder, load_tensors
+from ..runs import RunFolder, client_name, load_tensors
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _resolve(client: str | None, folders: dict[str, Path]) -> str:
     if client in folders:
         return client
     if client.isdecimal():
-        numbered = f"client-{int(client):03d}"
+        numbered = client_name(int(client))
         if numbered in folders:
             return numbered
         if int(client) < len(names) and "client-000" not in folders:

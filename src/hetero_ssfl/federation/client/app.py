@@ -1,4 +1,4 @@
-"""The participant's side, as a Flower ClientApp. Weights and images never leave it."""
+"""The participant's side, as a Flower ClientApp. Images never leave it; weights only with methods that average them."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -61,14 +61,14 @@ class ClientProcess:
             torch.set_num_threads(opened.settings(0).threads)  # a process may serve several nodes
             log_to_stderr(opened.settings(0).name)
             return opened, 0
-        if not run_dir:
+        if not run_dir or not {"number", "partition-id"} & node.keys():
             raise ProtocolError(
                 "this node has neither a settings file nor a run folder. "
                 "Start it with node-config 'settings=\"node.toml\"'."
             )
         path = Path(str(run_dir))
         site = self._simulated.setdefault(path, SimulatedSite(RunFolder(path)))
-        return site, int(node.get("number", node.get("partition-id", 0)))
+        return site, int(node["number"] if "number" in node else node["partition-id"])
 
 
 # --- from a message to a participant ---
@@ -84,8 +84,8 @@ class Instruction:
     participant: Participant
 
 
-def place(process: ClientProcess, message: Message, context: Context, hello: bool = False) -> Instruction:
-    """Open the site, check the message against the participant's limits, and return the participant."""
+def receive(process: ClientProcess, message: Message, context: Context, hello: bool = False) -> Instruction:
+    """Open the site, check the message against the participant's limits, and return both parsed."""
     site, number = process.open_site(context.node_config)
     site.admit(number, message)  # before anything in it is parsed
     fields = fields_of(message.content)
@@ -132,14 +132,14 @@ def client_app(process: ClientProcess) -> ClientApp:
     @answering
     def hello(message: Message, context: Context) -> Message:
         """Reply with the participant's name and model. Flower's node ids are random, names are stable."""
-        asked = place(process, message, context, hello=True)
+        asked = receive(process, message, context, hello=True)
         participant = asked.participant
         facts: dict[str, Scalar] = {
             "name": participant.name,
             "encoder": participant.model.encoder,
             "parameters": participant.parameters,
             "examples": len(participant.images),
-            "has_rad": len(participant.rad) > 1,
+            "has_rad": participant.has_rad,
         }
         return Message(pack_reply(asked.header, facts=facts), reply_to=message)
 
@@ -147,7 +147,7 @@ def client_app(process: ClientProcess) -> ClientApp:
     @answering
     def train(message: Message, context: Context) -> Message:
         """Train one round: load the previous state, train, save the new state, reply."""
-        asked = place(process, message, context)
+        asked = receive(process, message, context)
         participant, down = asked.participant, Broadcast(asked.header.round, asked.arrays)
         with participant.states.lock():
             client = process.clients.get(participant, limit=down.round - 1)
@@ -170,7 +170,7 @@ def client_app(process: ClientProcess) -> ClientApp:
     @answering
     def score(message: Message, context: Context) -> Message:
         """Probe the encoder after a round. On the last evaluation, also export it as a model."""
-        asked = place(process, message, context)
+        asked = receive(process, message, context)
         participant, number, split = asked.participant, asked.header.round, str(asked.fields.get("split"))
         if asked.arrays:  # the server's global model, for networks with this client's architecture
             learner = participant.untrained()

@@ -41,7 +41,10 @@ ProgressListener = Callable[[str, float, float], None]
 
 
 def set_identity(node_id: int) -> None:
-    """Set the ids that `Message(...)` reads from its process. This is the only private API of Flower used here."""
+    """Set the ids that `Message(...)` reads from its process.
+
+    This and a message's id (`push_messages`) are the only private parts of Flower used here.
+    """
     try:
         from flwr.supercore.task_identity import TaskIdentity
     except ImportError:  # older releases do not need it
@@ -244,7 +247,7 @@ def cause_of_death(exit_code: int | None) -> str:
     )
 
 
-class InProcessGrid(LocalGrid):
+class WorkerGrid(LocalGrid):
     """Sends messages to worker processes of this machine. Use as a context manager.
 
     Workers are started by the fork server, or forked from this process if a `site` is given.
@@ -265,7 +268,7 @@ class InProcessGrid(LocalGrid):
         for _ in range(min(workers, len(nodes))):
             self._workers.append(self._start())
 
-    def __enter__(self) -> "InProcessGrid":
+    def __enter__(self) -> "WorkerGrid":
         return self
 
     def __exit__(self, *_: object) -> None:

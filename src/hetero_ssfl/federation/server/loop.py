@@ -10,7 +10,7 @@ bit-identical results.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import stdev
 from typing import Any
 
@@ -36,17 +36,17 @@ from ...methods import ClientId, Method, ServerState, Update, method_for
 from ...runs import RunFolder, resume_command
 from ...seeding import rng_for
 from ..records import Scalar, check_size, pack, read_figures, read_update
-from ..sites import open_site
 from .roster import Roster
 from .saving import restore_state, save_state
 
 
 class Server:
-    def __init__(self, grid: Grid, folder: RunFolder, config: Config, listen: Listener) -> None:
-        self.folder, self.config, self.listen = folder, config, listen
+    def __init__(
+        self, grid: Grid, folder: RunFolder, config: Config, listen: Listener, may_be_away: bool = False
+    ) -> None:
+        self.folder, self.config, self.listen, self.may_be_away = folder, config, listen, may_be_away
         self.method: Method = method_for(config)
-        self.site = open_site(folder)
-        self.roster = Roster(grid, folder, config, listen, self.site.may_be_away)
+        self.roster = Roster(grid, folder, config, listen, may_be_away)
 
     # --- the loop ---
 
@@ -72,33 +72,12 @@ class Server:
         number = self.roster.number = state.round + 1
         started = time.perf_counter()
         self.listen(RoundBegun(number, selected))
-        contents = {n: pack(self.method.broadcast(state, n).arrays, self.roster.fields(number)) for n in selected}
-        replies, sent = self.roster.exchange("train", number, contents)
-        updates: dict[ClientId, Update] = {}
-        events: list[Event] = []
-        reasons: list[str] = []
-        for name in selected:
-            try:
-                update, size = self.accept(state, name, replies.get(name), number)
-            except ProtocolError as error:
-                reasons.append(str(error))
-                events.append(ClientTrained(number, name, sent[name], excluded=str(error)))
-                self.roster.warn(str(error))
-                continue
-            updates[name] = update
-            warning = self.method.client_warning(update)
-            if warning:
-                self.roster.warn(f"{name}: {warning}")
-            events.append(
-                ClientTrained(
-                    number, name, sent[name], size, update.examples, warning=warning, figures=dict(update.metrics)
-                )
-            )
+        updates, events = self.collect(state, selected, number)
         needed = min(self.config.engine.min_replies, len(selected))
         if len(updates) < needed:
             raise RunError(
                 f"round {number} got {len(updates)} usable replies, expected at least {needed}. First reason: "
-                f"{reasons[0] if reasons else 'none'} "
+                f"{next(excluded_in(events), 'none')} "
                 f"Fix this and continue with: {resume_command(self.folder.path)}"
             )
         state = self.method.aggregate(state, updates)
@@ -111,6 +90,32 @@ class Server:
         state = save_state(self.folder, state)
         self.listen(done)
         return state
+
+    def collect(
+        self, state: ServerState, selected: tuple[ClientId, ...], number: int
+    ) -> tuple[dict[ClientId, Update], list[Event]]:
+        """Send the round's messages. Return the usable replies, and one event per selected client."""
+        contents = {n: pack(self.method.broadcast(state, n).arrays, self.roster.fields(number)) for n in selected}
+        replies, sent = self.roster.exchange("train", number, contents)
+        updates: dict[ClientId, Update] = {}
+        events: list[Event] = []
+        for name in selected:
+            try:
+                update, size = self.accept(state, name, replies.get(name), number)
+            except ProtocolError as error:
+                events.append(ClientTrained(number, name, sent[name], excluded=str(error)))
+                self.roster.warn(str(error))
+                continue
+            updates[name] = update
+            warning = self.method.client_warning(update)
+            if warning:
+                self.roster.warn(f"{name}: {warning}")
+            events.append(
+                ClientTrained(
+                    number, name, sent[name], size, update.examples, warning=warning, figures=dict(update.metrics)
+                )
+            )
+        return updates, events
 
     def sample(self, state: ServerState) -> tuple[ClientId, ...]:
         """Sample the clients of the next round. The result depends only on the connected names and the seed."""
@@ -203,7 +208,7 @@ class Server:
         missing = [
             name for event in (final, untrained) if event for name in self.roster.ids if name not in event.clients
         ]
-        if missing and not self.site.may_be_away:
+        if missing and not self.may_be_away:
             raise RunError(
                 f"{', '.join(sorted(set(missing)))} could not be evaluated at the end; all training is kept. "
                 f"Fix the problem above and continue with: {resume_command(self.folder.path)}"
@@ -226,6 +231,11 @@ class Server:
             results["global"] = self.evaluate_shared(state.round, shared)
         self.folder.write_json("results.json", results)
         self.listen(Finished(state.round, results))
+
+
+def excluded_in(events: Iterable[Event]) -> Iterator[str]:
+    """Yield the reasons for which replies were excluded."""
+    yield from (event.excluded for event in events if isinstance(event, ClientTrained) and event.excluded)
 
 
 def _deviations(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -14,8 +14,8 @@ The server determines how to train (the config in each message). It cannot choos
 
 import logging
 import tomllib
-import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -52,6 +52,8 @@ class LimitsConfig(Section):
 
 
 class NodeSettings(Section):
+    """The content of a participant's `node.toml`."""
+
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     encoder: Annotated[ModelConfig, BeforeValidator(as_model)]
     device: str = "cpu"
@@ -117,6 +119,7 @@ class NodeSite:
     kind: ClassVar[SiteKind] = "nodes"
     may_be_away: ClassVar[bool] = True
     only_this_process: ClassVar[bool] = False
+    runs_on_ray: ClassVar[bool] = False
 
     def __init__(self, paths: Sequence[Path] = ()) -> None:
         self.paths = tuple(paths)
@@ -142,9 +145,6 @@ class NodeSite:
             )
         rad = load_rad_alone(config)
         facts: dict[str, object] = {
-            "site": self.kind,
-            "federation": uuid.uuid4().hex,
-            "rad_digest": digest(rad),
             "skipped_images": 0,
             "nodes": [str(path.resolve()) for path in self.paths],
         }
@@ -181,7 +181,7 @@ class NodeSite:
         node = self.settings(number)
         rad = find_rad(node, header.rad)
         if rad is None and rad_shape:
-            rad = blank_rad(*rad_shape)
+            return replace(open_node(node, config, header.federation, blank_rad(*rad_shape)), has_rad=False)
         if rad is None:
             raise RadMissingError(f"{node.name} does not have the RAD of this run. Continue the run first.")
         return open_node(node, config, header.federation, rad)
@@ -189,7 +189,7 @@ class NodeSite:
     def model_folders(self, folder: RunFolder) -> dict[str, Path]:
         federation = folder.read_json("facts.json")["federation"]
         nodes = [self.settings(k) for k in range(len(self.paths))]
-        return {node.name: _place(node, federation) / "model" for node in nodes}
+        return {node.name: _federation_folder(node, federation) / "model" for node in nodes}
 
 
 def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -> Participant:
@@ -211,7 +211,7 @@ def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -
             "engine": asked.engine.model_copy(update={"device": node.device, "precision": node.precision}),
         }
     )
-    place = _place(node, federation)
+    place = _federation_folder(node, federation)
     kind = "".join(c if c.isalnum() else "-" for c in model.encoder).strip(
         "-"
     )  # another encoder starts with a new state
@@ -290,7 +290,7 @@ def _rad_file(node: NodeSettings, wanted: str) -> Path:
     return node.home / "rad" / f"{wanted}.safetensors"
 
 
-def _place(node: NodeSettings, federation: str) -> Path:
+def _federation_folder(node: NodeSettings, federation: str) -> Path:
     if not FEDERATION.fullmatch(federation):
         raise ProtocolError(f"the federation is named {federation[:40]!r}, expected 32 hexadecimal digits.")
     return node.home / "federations" / federation

@@ -18,6 +18,8 @@ from ...runs import StateFolder
 
 @dataclass(frozen=True)
 class Participant:
+    """What a client process works for: images, a model, the RAD and a folder, whatever the site."""
+
     name: str
     config: Config
     model: ModelConfig
@@ -33,6 +35,8 @@ class Participant:
     """Returns the images that a probe is trained on."""
     held_out: Callable[[str], Images]
     """Returns the images that a probe is tested on; takes `validation` or `test`."""
+    has_rad: bool = True
+    """False for a node that introduces itself before the RAD has arrived; `rad` is then one blank image."""
 
     @cached_property
     def images(self) -> Images:

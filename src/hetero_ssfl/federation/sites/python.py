@@ -3,7 +3,6 @@
 Objects are never pickled. The worker processes of such a run are forked from the user's process.
 """
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,6 +49,7 @@ class PythonSite:
     kind: ClassVar[SiteKind] = "python"
     may_be_away: ClassVar[bool] = False
     only_this_process: ClassVar[bool] = True
+    runs_on_ray: ClassVar[bool] = False
 
     def __init__(self, folder: RunFolder, clients: Sequence[PreparedClient], rad: Tensor) -> None:
         self.folder, self.clients, self.rad = folder, tuple(clients), rad
@@ -71,9 +71,6 @@ class PythonSite:
             output_width(learner.encoder, client.model.encoder, view)
         gram(torch.eye(4, 3), config.alignment)
         facts: dict[str, object] = {
-            "site": self.kind,
-            "federation": uuid.uuid4().hex,
-            "rad_digest": digest(self.rad),
             "classes": self.clients[0].train.classes,
             "skipped_images": sum(c.train.skipped + c.test.skipped for c in self.clients),
             "given": self.fingerprints(),
@@ -122,7 +119,7 @@ class PythonSite:
         return Participant(
             name=client.name,
             config=config,
-            model=config.model_of(number),
+            model=client.model,
             seed_scope=("init", number),
             rad=self.rad,
             own=lambda: client.train,
@@ -151,6 +148,9 @@ class ReopenedPythonSite(PythonSite):
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
+
+    def difference(self, folder: RunFolder) -> str | None:
+        return None  # nothing is here to compare
 
     def names(self, config: Config) -> list[str]:
         return list(self.folder.read_json("facts.json")["given"])

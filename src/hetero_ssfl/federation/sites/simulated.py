@@ -1,6 +1,5 @@
 """Participants simulated on one machine: each has some rows of one data set, as listed in the run folder's split."""
 
-import uuid
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -14,21 +13,17 @@ from ...data import Images, digest, load_images, load_rad, split_training_images
 from ...errors import ConfigError, ProtocolError
 from ...methods import method_class
 from ...models import build_learner
-from ...runs import RunFolder, SiteKind, load_tensors
+from ...runs import RunFolder, SiteKind, client_name, load_tensors
 from ..records import Header
 from .participant import Participant
 from .site import NodeConfig, RadShape, Setup, check_device
-
-
-def client_name(number: int) -> str:
-    """Return the name of client `number`. Names sort in the order of numbers, up to a million clients."""
-    return f"client-{number:03d}" if number < 1000 else f"client-x{number:06d}"
 
 
 class SimulatedSite:
     kind: ClassVar[SiteKind] = "simulated"
     may_be_away: ClassVar[bool] = False
     only_this_process: ClassVar[bool] = False
+    runs_on_ray: ClassVar[bool] = True
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -49,9 +44,6 @@ class SimulatedSite:
             build_learner(model, config.ssl, *train.pixels.shape[1:3], config.seed)
         rows = {client_name(k): own for k, own in enumerate(split.clients)}
         facts: dict[str, object] = {
-            "site": self.kind,
-            "federation": uuid.uuid4().hex,
-            "rad_digest": digest(rad),
             "classes": train.classes,
             "skipped_images": train.skipped + test.skipped,
         }

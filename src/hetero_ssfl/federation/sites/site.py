@@ -1,5 +1,6 @@
 """The protocol of all sites, and the files that creating a run writes."""
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +34,13 @@ class Setup:
     split: Mapping[str, Tensor] | None = None
     """The rows of each client, of the validation set and of the RAD, if this machine splits one data set."""
 
-    def write(self, folder: RunFolder) -> None:
+    def write(self, folder: RunFolder, kind: SiteKind) -> None:
+        """Write them with the facts that every run has: its kind of site, its name, and the digest of its RAD."""
         if self.split is not None:
             save_tensors(folder.path / "split.safetensors", self.split)
-        save_tensors(folder.path / "rad.safetensors", {"pixels": self.rad}, {"digest": digest(self.rad)})
-        folder.write_json("facts.json", self.facts)
+        common = {"site": kind, "federation": uuid.uuid4().hex, "rad_digest": digest(self.rad)}
+        save_tensors(folder.path / "rad.safetensors", {"pixels": self.rad}, {"digest": common["rad_digest"]})
+        folder.write_json("facts.json", {**common, **self.facts})
 
 
 class Site(Protocol):
@@ -49,10 +52,12 @@ class Site(Protocol):
 
     kind: ClassVar[SiteKind]
     may_be_away: ClassVar[bool]
-    """Whether a run continues without a participant that does not reply: only if it is on another machine."""
+    """Whether a run continues without a participant that does not reply, because its owner may switch it off."""
 
     only_this_process: ClassVar[bool]
     """Whether the participants are objects of this process, so that workers must be forked from it."""
+    runs_on_ray: ClassVar[bool]
+    """Whether Ray's actors can open the site from the run folder and a number alone."""
 
     def set_up(self, config: Config) -> Setup:
         """Prepare and check the run's data and models. Raise ConfigError or DataError; write nothing."""

@@ -1,0 +1,226 @@
+"""The search behind preset `cifar10-workstation`: which recipe learns most per CPU minute, on validation images.
+
+    HETERO_SSFL_DATA=... python experiments/recipe.py --stage A             # resumable; each variant takes minutes
+    HETERO_SSFL_DATA=... python experiments/recipe.py --stage D --seeds 3   # the arms of the chosen recipe
+    python experiments/recipe.py --stage A --table                          # print what is there, run nothing
+
+Stages: A, which local loss, optimiser and views learn best, for one client with all images; C, the alignment on top,
+for clients with two classes each, against its controls; D, the arms of the preset.
+(B, schedule and length, was not run.)
+
+Each variant:
+1. trains in a run folder of its own, with probes on validation images before the first and after the last round;
+2. stops before the test images are probed, unless --test is given (a run that was stopped goes on from there);
+3. leaves its figures and training time in results/recipe/NAME-seedN.json.
+"""
+
+import argparse
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.console import Console
+
+from hetero_ssfl.config import load_config
+from hetero_ssfl.events import Evaluated, Evaluating, Event, RoundBegun, RoundDone
+from hetero_ssfl.federation import start
+from hetero_ssfl.progress import RunView
+from hetero_ssfl.runs import RunFolder, environment
+
+RESULTS = Path(__file__).parents[1] / "results" / "recipe"
+MACHINE = "2 cores, no GPU"
+
+SGD = ["optim.warmup=0.5"]
+ADAM = ["optim.kind=adamw", "optim.lr=1e-3", "optim.weight_decay=0.01", "optim.warmup=0.5"]
+SOFT = ["views.brightness=0.4", "views.contrast=0.4", "views.saturation=0.4", "views.hue=0.1"]
+
+# What all runs of a stage have in common: a preset and changes to it.
+DATA = ["data.limit=20000", "data.validation=2000", "rad.size=1000", "evaluation.untrained=false"]
+CENTRAL = ["method=local", "clients.count=1", "clients.models=['resnet10(width=16)']", "partition.kind=iid"]
+THREE = "clients.models=['resnet8(width=16)', 'resnet10(width=16)', 'vit(width=96, depth=3, heads=3)']"
+TWO_CLASSES = [*DATA, THREE, "evaluation.labels_per_class=500", "rounds=6", "local_epochs=2", "optim.batch=128"]
+RAD_2000 = "rad.size=2000"
+DEBIASED = ["alignment.estimator=debiased", "alignment.rad_batch=256"]
+COMMON: dict[str, tuple[str, list[str]]] = {
+    "A": ("cifar10-laptop", [*DATA, *CENTRAL, "rounds=4", "local_epochs=2", "optim.batch=128", "evaluation.every=4"]),
+    "C": ("cifar10-laptop", [*TWO_CLASSES, *ADAM, *SOFT, "ssl.kind=simclr", "evaluation.every=6"]),
+    "D": ("cifar10-workstation", []),
+}
+
+VARIANTS: dict[str, dict[str, list[str]]] = {
+    "A": {
+        "A-byol-sgd": [*SGD],
+        "A-vicreg-sgd": [*SGD, "ssl.kind=vicreg"],
+        "A-simclr-sgd": [*SGD, "ssl.kind=simclr", "optim.lr=0.1"],
+        "A-byol-adamw": [*ADAM],
+        "A-vicreg-adamw": [*ADAM, "ssl.kind=vicreg"],
+        "A-simclr-adamw": [*ADAM, "ssl.kind=simclr"],
+        "A-barlow-adamw": [*ADAM, "ssl.kind=barlow-twins"],
+        "A-simclr-soft": [*ADAM, "ssl.kind=simclr", *SOFT],
+        "A-simclr-t0.2": [*ADAM, "ssl.kind=simclr", "ssl.temperature=0.2", *SOFT],
+        "A-simclr-lr3e-3": [*ADAM, "ssl.kind=simclr", "optim.lr=3e-3", *SOFT],
+        "A-simclr-batch64": [*ADAM, "ssl.kind=simclr", "optim.batch=64", *SOFT],
+        "A-simclr-views4": [*ADAM, "ssl.kind=simclr", "views.count=4", "local_epochs=1", *SOFT],  # as many views in all
+        "A-vicreg-soft": [*ADAM, "ssl.kind=vicreg", *SOFT],
+        "A-vicreg-wide": [*ADAM, "ssl.kind=vicreg", "ssl.projector=[512, 512]", *SOFT],
+        "A-vicreg-views4": [*ADAM, "ssl.kind=vicreg", "views.count=4", "local_epochs=1", *SOFT],
+    },
+    "C": {
+        "C-alone": ["method=local"],
+        "C-together": [],
+        "C-alone-rad": ["method=local", "rad.in_ssl=true"],
+        "C-together-rad": ["rad.in_ssl=true"],
+        "C-alone-vicreg": ["method=local", "ssl.kind=vicreg"],
+        "C-together-mu1": ["alignment.mu=1"],
+        "C-together-mu16": ["alignment.mu=16"],
+        "C-together-every2": ["alignment.every=2", "alignment.rad_batch=256"],
+        "C-together-vicreg": ["ssl.kind=vicreg", "alignment.mu=16"],
+        # The paper's RAD is a tenth of the training images; here that is 2,000.
+        "C-rad2000-alone": [RAD_2000, "method=local"],
+        "C-rad2000-together": [RAD_2000],
+        "C-rad2000-power1": [RAD_2000, "alignment.power=1.0"],
+        "C-debiased": [RAD_2000, *DEBIASED],
+        "C-debiased-clean": [RAD_2000, *DEBIASED, "alignment.augment_rad=false"],
+        "C-debiased-clean-rad": [RAD_2000, *DEBIASED, "alignment.augment_rad=false", "rad.in_ssl=true"],
+        "C-debiased-rad": [RAD_2000, *DEBIASED, "rad.in_ssl=true"],
+        "C-debiased-clean-mu16": [RAD_2000, *DEBIASED, "alignment.augment_rad=false", "alignment.mu=16"],
+        "C-rad2000-mu1": [RAD_2000, "alignment.mu=1"],
+        "C-rad2000-clean": [RAD_2000, "alignment.augment_rad=false"],
+        "C-rad2000-mu16": [RAD_2000, "alignment.mu=16"],
+        "C-rad2000-kl": [RAD_2000, "alignment.distance=relational-kl"],
+        "C-rad2000-alone-rad": [RAD_2000, "method=local", "rad.in_ssl=true"],
+        "C-rad2000-together-rad": [RAD_2000, "rad.in_ssl=true"],
+    },
+    "D": {
+        "D-alone": ["method=local"],
+        "D-together": [],
+        "D-alone-rad": ["method=local", "rad.in_ssl=true"],
+        "D-central": [*CENTRAL],
+        "D-together-rad": ["rad.in_ssl=true"],
+        "D-alone-vicreg": ["method=local", "ssl.kind=vicreg"],
+        "D-alone-barlow": ["method=local", "ssl.kind=barlow-twins"],
+    },
+}
+
+
+class StoppedBeforeTestError(Exception):
+    """The run is over except for the test images."""
+
+
+class Stopwatch:
+    """Passes events on, keeps the CPU seconds of each round's training in the run folder, and stops before the test."""
+
+    def __init__(self, view: RunView, folder: Path, test: bool) -> None:
+        self.view, self.file, self.test = view, folder / "cpu_seconds.json", test
+        self.round = 0
+        self.began: float | None = None
+
+    def __call__(self, event: Event) -> None:
+        self.view(event)
+        if isinstance(event, RoundBegun):
+            self.round, self.began = event.round, cpu_seconds()
+        elif isinstance(event, Evaluating | RoundDone) and self.began is not None:
+            kept = json.loads(self.file.read_text()) if self.file.exists() else {}
+            kept[str(self.round)] = round(cpu_seconds() - self.began, 1)
+            self.file.write_text(json.dumps(kept))
+            self.began = None
+        if isinstance(event, Evaluating) and event.split == "test" and not self.test:
+            raise StoppedBeforeTestError
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and all processes below it; workers are children of the fork server."""
+    parents, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        pid = int(stat.parent.name)
+        parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+    family = {os.getpid()}
+    while found := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= found
+    return sum(ticks[pid] for pid in family) / os.sysconf("SC_CLK_TCK")
+
+
+def run(stage: str, variant: str, seed: int, root: Path, test: bool, console: Console) -> None:
+    preset, common = COMMON[stage]
+    changes = [*common, *VARIANTS[stage][variant]]
+    config = load_config(preset, [f"seed={seed}", "engine.workers=1", "engine.threads=1", *changes])
+    path = root / f"{variant}-seed{seed}"
+    with RunView(console, f"{variant}, seed {seed}") as view, suppress(StoppedBeforeTestError):
+        start(config, path, Stopwatch(view, path, test))
+    result = {"variant": variant, "preset": preset, "overrides": changes, "seed": seed, **figures(path)}
+    result |= {"commit": environment()["commit"], "machine": MACHINE}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    result_file(variant, seed).write_text(json.dumps(result, indent=1) + "\n")
+
+
+def figures(path: Path) -> dict[str, Any]:
+    """Means over clients, on validation images; each client's linear probes stand beside them."""
+    events = RunFolder(path).events()
+    probes = {e.round: e for e in events if isinstance(e, Evaluated) and e.split == "validation"}
+    before, after = probes[0], probes[max(probes)]
+    last = [e.figures for e in events if isinstance(e, RoundDone)][-1]
+    ranks = ("batch_rank", "effective_rank", "consensus_effective_rank", "spread", "loss_ssl", "loss_alignment")
+    seconds = json.loads((path / "cpu_seconds.json").read_text())
+    return {
+        **{key: round(value, 2) for key, value in after.mean.items()},
+        **{f"untrained_{key}": round(value, 2) for key, value in before.mean.items()},
+        "linear_all_by_client": [round(c["linear_all"], 2) for c in after.clients.values()],
+        "linear_own_by_client": [round(c["linear_own"], 2) for c in after.clients.values()],
+        **{key: round(last[key], 3) for key in ranks if key in last},
+        "core_minutes": round(sum(seconds.values()) / 60, 2),
+    }
+
+
+def result_file(variant: str, seed: int) -> Path:
+    return RESULTS / f"{variant}-seed{seed}.json"
+
+
+def print_table(variants: list[str], seeds: int) -> None:
+    """One Markdown row per variant: means over clients, then mean ± deviation over seeds."""
+    columns = {
+        "linear_all": "linear probe",
+        "untrained_linear_all": "untrained",
+        "linear_own": "own classes",
+        "knn_all": "kNN",
+        "batch_rank": "batch rank",
+        "core_minutes": "core minutes",
+    }
+    print("| variant | seeds | " + " | ".join(columns.values()) + " |\n|---|---|" + "---|" * len(columns))
+    for variant in variants:
+        files = [result_file(variant, seed) for seed in range(seeds)]
+        rows = [json.loads(file.read_text()) for file in files if file.exists()]
+        if rows:
+            cells = [mean_and_deviation([row[key] for row in rows]) for key in columns]
+            print(f"| {variant} | {len(rows)} | " + " | ".join(cells) + " |")
+
+
+def mean_and_deviation(values: list[float]) -> str:
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stage", choices=list(VARIANTS), required=True)
+    parser.add_argument("--only", nargs="*", metavar="VARIANT", help="some of the stage's variants, in this order")
+    parser.add_argument("--root", type=Path, default=Path("runs/recipe"))
+    parser.add_argument("--seeds", type=int, default=1, help="run seeds 0 to N - 1")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--test", action="store_true", help="go on to the test images; for the arms that are reported")
+    arguments = parser.parse_args()
+    variants = arguments.only or list(VARIANTS[arguments.stage])
+    if not arguments.table:
+        for seed in range(arguments.seeds):
+            for variant in variants:
+                run(arguments.stage, variant, seed, arguments.root, arguments.test, Console())
+    print_table(variants, arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()
