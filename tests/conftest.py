@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """End the run at once when one of its processes dies; the test that it was running has just been reported."""
-    if report.when == "???":  # pytest-xdist's mark of a test that ended its process
+    if cast(str, report.when) == "???":  # pytest-xdist's mark of a test that ended its process
         pytest.exit(f"a test process died: {report.longrepr}", returncode=1)
 
 

@@ -3,6 +3,7 @@
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def test_pil_views_follow_the_settings(benchmark):
     pil_view = benchmark("per_image").pil_view
     image = Image.effect_noise((32, 32), 80).convert("RGB")
     red = Image.merge("RGB", (image.getchannel(0), *[Image.new("L", (32, 32))] * 2))
-    whole = {"crop": (1.0, 1.0), "jitter": 0.0, "grayscale": 0.0}
+    whole: dict[str, Any] = {"crop": (1.0, 1.0), "jitter": 0.0, "grayscale": 0.0}
     plain, mirrored = (pil_view(red, ViewsConfig(flip=flip, **whole)) for flip in (0.0, 1.0))
     assert torch.equal(mirrored, plain.flip(-1))
     assert not torch.equal(mirrored, plain)

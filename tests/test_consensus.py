@@ -62,6 +62,7 @@ def test_factor_form_equals_dense_form(
     weights = [float(k + 1) for k in range(len(widths))]
     consensus = combine([client_factor(a, config) for a in clients], weights)
     expected = sum(w / sum(weights) * dense(config, a) for w, a in zip(weights, clients, strict=True))
+    assert isinstance(expected, torch.Tensor)
     assert consensus.lost == 0
     kernel = consensus.factor.double() @ consensus.factor.double().T
     assert torch.allclose(kernel, expected, atol=1e-5 * float(expected.abs().max()) + 1e-6)
@@ -72,6 +73,7 @@ def test_cka_with_the_consensus_factor_equals_cka_with_the_dense_mean() -> None:
     clients = [features(50, width, width) for width in (5, 20, 64)]
     factor = combine([client_factor(a, config) for a in clients], [1, 1, 1]).factor.double()
     mean = sum(dense(config, a) for a in clients)
+    assert isinstance(mean, torch.Tensor)
     live = features(50, 9, 3)
     assert float(factor_cka(live, factor)) == pytest.approx(float(cka(centre(live @ live.T), centre(mean))), abs=1e-5)
 
@@ -188,6 +190,7 @@ def test_a_sum_of_sketches_recovers_the_dense_mean_of_different_clients(
         omega, torch.finfo(wire).eps, rank=rows
     )
     expected = sum(w / sum(weights) * dense(config, a) for w, a in zip(weights, clients, strict=True))
+    assert isinstance(expected, torch.Tensor)
     assert torch.allclose(kernel(consensus), expected, atol=1e-5 * float(expected.abs().max()))
     assert consensus.lost == pytest.approx(0, abs=1e-5)
 

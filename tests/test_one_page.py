@@ -72,8 +72,10 @@ def networks(page: ModuleType) -> dict[str, torch.nn.Module]:
 
 def as_learner(net: torch.nn.Module, ssl: SslConfig) -> Learner:
     """Build the package's learner from a copy of the page's networks."""
-    width = net.projector[0].in_features
-    learner = Learner(copy.deepcopy(net.encoder), width, ModelConfig(encoder="page"), ssl)
+    first = net.get_submodule("projector.0")
+    assert isinstance(first, torch.nn.Linear)
+    encoder = copy.deepcopy(net.get_submodule("encoder"))
+    learner = Learner(encoder, first.in_features, ModelConfig(encoder="page"), ssl)
     learner.load_state_dict(net.state_dict())
     return learner
 

@@ -265,7 +265,7 @@ def test_the_measured_loss_is_one_function_whose_gradient_is_measured(finished: 
         client.learner.load_state_dict(weights)
         with torch.no_grad():
             for p in client.learner.trainable():
-                p += direction[place : place + p.numel()].view(p.shape)
+                p.add_(direction[place : place + p.numel()].view(p.shape))
                 place += p.numel()
         return probe.at(client.learner)[1].loss(down.arrays["factor"], 4.0, client.config)
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import hetero_ssfl.federation.running as engine
 from helpers.federations import ENCODERS, write_federation
 from helpers.pieces import SETTINGS, Net, net
 from hetero_ssfl import Client, Run, RunFolder, federate, load_config, mutual_cka, start
@@ -48,6 +47,8 @@ def test_the_table_has_one_row_per_client_in_the_given_order(run: Run) -> None:
 
 def test_a_trained_encoder_is_returned_and_the_users_is_unchanged(run: Run, clients: list[Client]) -> None:
     trained, given = run.encoder("own-net"), clients[0].encoder
+    assert isinstance(trained, Net)
+    assert isinstance(given, Net)
     assert not trained.training
     assert torch.equal(trained(torch.ones(2, 1, 16, 16)), run.encoder(0)(torch.ones(2, 1, 16, 16)))
     assert not torch.equal(trained.conv.weight, given.conv.weight)
@@ -58,14 +59,16 @@ def test_a_trained_encoder_is_returned_and_the_users_is_unchanged(run: Run, clie
 
 def test_an_instance_starts_from_its_own_weights(clients: list[Client], digits: Images, tmp_path: Path) -> None:
     other = copy.deepcopy(clients[0].encoder)
-    assert isinstance(other, torch.nn.Module)
+    assert isinstance(other, Net)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(3)
     federation = [Client(clients[0].data, other), Client(clients[1].data, "resnet8(width=8)")]
     tiny = {"optim.lr": 1e-12, "rounds": 1, "evaluation.every": 0, "local_epochs": 1}
     run = federate(federation, 16, config="smoke", run_dir=tmp_path / "r", settings=tiny, progress=False)
-    assert torch.allclose(run.encoder(0).conv.weight, other.conv.weight, atol=1e-6)
+    trained = run.encoder(0)
+    assert isinstance(trained, Net)
+    assert torch.allclose(trained.conv.weight, other.conv.weight, atol=1e-6)
 
 
 def test_training_is_bit_identical_to_a_simulated_run(tmp_path: Path, digits: Images) -> None:
@@ -81,9 +84,15 @@ def test_training_is_bit_identical_to_a_simulated_run(tmp_path: Path, digits: Im
 def test_training_in_this_process_is_bit_identical(
     run: Run, clients: list[Client], digits: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.torch.cuda, "is_initialized", lambda: True)  # as with a GPU in use
-    grids, real = [], InlineGrid.__enter__
-    monkeypatch.setattr(InlineGrid, "__enter__", lambda self: grids.append(self) or real(self))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)  # as with a GPU in use
+    grids: list[InlineGrid] = []
+    real = InlineGrid.__enter__
+
+    def enter(self: InlineGrid) -> InlineGrid:
+        grids.append(self)
+        return real(self)
+
+    monkeypatch.setattr(InlineGrid, "__enter__", enter)
     rad = digits.pixels[600:650]
     inline = federate(clients, rad, config="smoke", settings=SETTINGS, run_dir=tmp_path / "r", progress=False)
     assert len(grids) == 1
@@ -154,6 +163,7 @@ def test_a_finished_run_is_returned_at_once(run: Run, clients: list[Client], dig
 def test_a_folder_with_another_run_is_refused(
     run: Run, clients: list[Client], digits: Images, change: dict, what: str
 ) -> None:
+    assert digits.labels is not None
     data = change.get("data", lambda pixels: pixels)(digits.pixels[:200])
     rad = digits.pixels[change.get("rad", np.s_[600:650])]
     encoder = change.get("encoder", clients[0].encoder)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from test_federate import same
+from test_federate import same  # type: ignore[import-not-found]
 
 from hetero_ssfl import RunFolder
 

@@ -23,6 +23,7 @@ def members(clients: Sequence[Client], rad: object, config: Config | None = None
 
 
 def test_training_data_of_one_client_are_never_test_data_of_another(digits: Images) -> None:
+    assert digits.labels is not None
     x, y = digits.pixels[:40], digits.labels[:40]
     clients = [Client(x, net()), Client(x, net(), labels=y)]
     with pytest.raises(DataError, match="all 8 test samples of client-001 also occur in the training data of client-0"):
@@ -30,6 +31,7 @@ def test_training_data_of_one_client_are_never_test_data_of_another(digits: Imag
 
 
 def test_a_test_set_within_the_training_data_is_refused(digits: Images) -> None:
+    assert digits.labels is not None
     x, y = digits.pixels[:40], digits.labels[:40]
     with pytest.raises(DataError, match="all 5 test samples of client-000 also occur in the training data of client-0"):
         members([Client(x, net(), labels=y, test=(x[:5], y[:5]))], digits.pixels[RAD])
@@ -37,9 +39,11 @@ def test_a_test_set_within_the_training_data_is_refused(digits: Images) -> None:
 
 def test_test_images_that_are_in_the_rad_are_removed(digits: Images, caplog: pytest.LogCaptureFixture) -> None:
     x, y = digits.pixels, digits.labels
+    assert y is not None
     client = Client(x[:40], net(), labels=y[:40], test=(x[600:650], y[600:650]))
     (member,) = members([client], x[RAD])
     assert torch.equal(member.test.pixels, x[620:650])
+    assert member.test.labels is not None
     assert torch.equal(member.test.labels, y[620:650])
     assert "20 of 50 test samples of client-000 also occur in the RAD and are left out" in caplog.text
 
@@ -48,6 +52,7 @@ def test_validation_samples_that_another_client_trains_on_are_removed(
     digits: Images, caplog: pytest.LogCaptureFixture
 ) -> None:
     x, y = digits.pixels, digits.labels
+    assert y is not None
     config = load_config("smoke", ["data.validation=40"])
     clients = [Client(x[:100], net(), labels=y[:100]), Client(x[:5], net())]
     kept = members(clients, x[RAD], config)[0].validation
@@ -58,12 +63,15 @@ def test_validation_samples_that_another_client_trains_on_are_removed(
 
 def test_a_limit_applies_to_each_client_is_balanced_and_keeps_the_test_data(digits: Images) -> None:
     x, y = digits.pixels, digits.labels
+    assert y is not None
     order = y[:400].argsort()  # sorted by class: the first samples are all zeros
     clients = [Client(x[order], net(), labels=y[order]), Client(x[400:430], net()), Client(x[430:550], net())]
     config = Config(data={"validation": 0, "limit": 50})  # type: ignore[arg-type]
     found = members(clients, x[RAD], config)
     assert [len(member.train) for member in found] == [50, 30, 50]
-    assert torch.bincount(found[0].train.labels).tolist() == [5] * 10
+    labels = found[0].train.labels
+    assert labels is not None
+    assert torch.bincount(labels).tolist() == [5] * 10
     assert len(found[0].test) == 80
     again = members(clients, x[RAD], config)
     assert torch.equal(again[2].train.pixels, found[2].train.pixels)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "parts_of_mine"
 
 
-def tiny(digits: Images, run_dir: Path, **changes: object) -> Run:
+def tiny(digits: Images, run_dir: Path, **changes: Any) -> Run:
     federation = [Client(digits.pixels[:40], net()), Client(digits.pixels[40:80], "resnet8(width=4)")]
     settings = {"rounds": 1, "local_epochs": 1}
     return federate(federation, 16, config="smoke", settings=settings, run_dir=run_dir, progress=False, **changes)
@@ -168,8 +169,8 @@ def test_an_own_method_runs(how: str, module: str, digits: Images, tmp_path: Pat
         def metrics(self, state: object) -> dict[str, float]:
             return {"quiet": 1.0}
 
-    method: str | type[Method] = {"class": Mine, "name": f"{module}:Quiet", "entry point": "quiet"}[how]
-    run = tiny(digits, tmp_path / "r", method=method)
+    methods: dict[str, str | type[Method]] = {"class": Mine, "name": f"{module}:Quiet", "entry point": "quiet"}
+    run = tiny(digits, tmp_path / "r", method=methods[how])
     assert (run.events().query("event == 'round'")["quiet"] == 1).all()
 
 
@@ -223,7 +224,7 @@ def test_examples_run(example: str, tmp_path: Path) -> None:
 def test_every_client_trains_its_own_copy_of_an_instance() -> None:
     one = net()
     with handed_over(one) as name:
-        first, second = (build_encoder(name, 1, 16)[0] for _ in range(2))
+        first, second = (cast(Net, build_encoder(name, 1, 16)[0]) for _ in range(2))
     with torch.no_grad():
         first.conv.weight.zero_()
     assert torch.equal(second.conv.weight, net().conv.weight)
@@ -250,12 +251,12 @@ class Scaled(Net):
 
 
 def test_instances_with_the_same_description_are_kept_apart(digits: Images, tmp_path: Path) -> None:
-    runs = []
+    runs: list[Run] = []
     for factors in ((1.0, 2.0), (3.0, 4.0)):
         federation = [Client(digits.pixels[40 * k : 40 * k + 40], Scaled(f)) for k, f in enumerate(factors)]
         run_dir = tmp_path / str(len(runs))
         runs.append(federate(federation, 8, config="smoke", rounds=1, run_dir=run_dir, progress=False))
-    assert [[run.encoder(k).factor for k in range(2)] for run in runs] == [[1.0, 2.0], [3.0, 4.0]]
+    assert [[cast(Scaled, run.encoder(k)).factor for k in range(2)] for run in runs] == [[1.0, 2.0], [3.0, 4.0]]
     assert list(runs[0].table()["encoder"]) == ["Scaled", "Scaled"]
 
 
@@ -278,4 +279,4 @@ def test_a_class_or_a_function_can_be_the_encoder(digits: Images, tmp_path: Path
         "helpers.pieces:Net",
         "test_a_class_or_a_function_can_be_the_encoder.lambda",
     ]
-    assert run.encoder(1).out.out_features == 5
+    assert cast(Net, run.encoder(1)).out.out_features == 5

@@ -57,7 +57,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 BASE = ["smoke", "data.side=8", "partition.kind=iid", "data.limit=30", "data.validation=0", "rad.size=8", "rounds=1"]
 ENCODER = "resnet8(width=4)"
 
-WRONG = {
+WRONG: dict[str, tuple[dict[str, object], dict[str | None, str | None], str]] = {
     "missing folder": (
         {"data": "./missing"},
         {"data.source": "./missing"},

@@ -194,6 +194,7 @@ def test_a_limit_is_balanced_over_the_classes():
     lopsided = Images(torch.zeros(100, 1, 4, 4, dtype=torch.uint8), (torch.arange(100) >= 70).long(), ("many", "few"))
     sizes = ["data.limit=40", "data.validation=10", "rad.size=10"]
     split = split_training_images(config("iid", 2, *sizes), lopsided)
+    assert lopsided.labels is not None
     for rows in (split.validation, split.rad, split.pool()):
         assert lopsided.labels[rows].sum() * 2 == len(rows)
 

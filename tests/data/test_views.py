@@ -193,7 +193,7 @@ def test_colours_change_as_computed_pixel_by_pixel(drawn, spreads, grey):
     bright, contrast, saturation = (drawn[1 - s, 1 + s] if s else unchanged for s in spreads[:3])
     turn = drawn[-spreads[3], spreads[3]]
     for k, image in enumerate(pixels.double().div(255).numpy()):
-        factors = (float(x[k]) for x in (bright, contrast, saturation, turn))
+        factors = (float(bright[k]), float(contrast[k]), float(saturation[k]), float(turn[k]))
         wanted = recolour(image, *factors, grey)
         assert got[k].numpy() == pytest.approx(wanted, abs=1e-5)
 

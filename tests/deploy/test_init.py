@@ -3,6 +3,7 @@
 import ipaddress
 import stat
 import subprocess
+import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy import pki, writing
-from hetero_ssfl.deploy.layout import Deployment, tomllib
+from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.writing import initialise, renew_certificate
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.models.encoders import build_encoder

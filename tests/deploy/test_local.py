@@ -166,7 +166,8 @@ class Failing(Rehearsal):
 
 def test_a_server_that_keeps_failing_is_restarted_only_while_rounds_finish(tmp_path: Path) -> None:
     it = deployment(tmp_path / "fl", "node-1")
-    with Failing(it) as rehearsal:
+    rehearsal = Failing(it)
+    with rehearsal:
         watch = RunWatch(rehearsal.run_dir, RunView(Console(quiet=True), "test"))
         with pytest.raises(RunError, match="failed 3 times in a row: no RAD") as raised:
             rehearsal.run(watch)

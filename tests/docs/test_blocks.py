@@ -8,6 +8,7 @@ tests/test_packaging.py follows README.md exactly, with the installed wheel.
 import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from helpers.commands import check_line, words
 from helpers.pictures import write_folders
 from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config, parse_config
-from hetero_ssfl.config.reading import tomllib
 from hetero_ssfl.federation.sites.node import read_node
 
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

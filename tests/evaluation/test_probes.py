@@ -1,3 +1,5 @@
+from typing import cast
+
 import pytest
 import torch
 from hypothesis import given
@@ -52,12 +54,13 @@ def test_the_written_out_steps_equal_autograd_and_adam(batch: int) -> None:
     train, config = blobs(100, 0, 0.5), EvaluationConfig(epochs=40, batch=batch)
     layers = [nn.Sequential(nn.Linear(8, 3)) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
-    before = layers[0][0].weight.clone()
+    one, other = (cast(nn.Linear, layer[0]) for layer in layers)
+    before = one.weight.clone()
     for fit, layer in zip((_fit, _fit_linear), layers, strict=True):
         fit(layer, train.x, train.y, config, rng_for(0))
-    assert torch.allclose(layers[0][0].weight, layers[1][0].weight, atol=1e-5)
-    assert torch.allclose(layers[0][0].bias, layers[1][0].bias, atol=1e-5)
-    assert not torch.allclose(layers[0][0].weight, before, atol=1e-2)
+    assert torch.allclose(one.weight, other.weight, atol=1e-5)
+    assert torch.allclose(one.bias, other.bias, atol=1e-5)
+    assert not torch.allclose(one.weight, before, atol=1e-2)
 
 
 def test_standardising_makes_the_probe_independent_of_feature_scale() -> None:
@@ -96,13 +99,15 @@ def test_few_labels_takes_the_same_number_of_each_class(per_class: int, seed: in
 
 
 def test_features_use_evaluation_mode_and_restore_the_mode() -> None:
-    encoder = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 5))
+    norm = nn.BatchNorm1d(12)
+    encoder = nn.Sequential(nn.Flatten(), norm, nn.Linear(12, 5))
     pixels = torch.randint(0, 256, (9, 3, 2, 2), dtype=torch.uint8)
-    statistics = encoder[1].running_mean.clone()
+    assert norm.running_mean is not None
+    statistics = norm.running_mean.clone()
     one, all_at_once = extract_features(encoder, pixels, batch=1), extract_features(encoder, pixels)
     assert torch.allclose(one, all_at_once, atol=1e-6)
     assert encoder.training
-    assert torch.equal(encoder[1].running_mean, statistics)
+    assert torch.equal(norm.running_mean, statistics)
 
 
 def test_mutual_cka_is_one_for_rotated_and_near_zero_for_unrelated_clients() -> None:

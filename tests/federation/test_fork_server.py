@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def test_stopping_a_run_ends_all_its_processes(tmp_path: Path, number: signal.Si
 def test_workers_get_the_current_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fork server may have been started long before, by another run."""
     config = tiny("data.source=cifar10", "data.side=8", "data.channels=1")
-    fields = {"federation": "0" * 32, "round": 0, "rad": "0" * 64, "config": config.to_toml()}
+    fields: dict[str, int | str] = {"federation": "0" * 32, "round": 0, "rad": "0" * 64, "config": config.to_toml()}
     fields |= {"channels": 1, "side": 8}
     answered = []
     for images in (3, 5):
@@ -75,5 +76,5 @@ def test_workers_get_the_current_environment(tmp_path: Path, monkeypatch: pytest
         with WorkerGrid([{"number": 0, "run-dir": str(folder.path)}], workers=1, threads=1) as grid:
             message = grid.create_message(pack(fields=fields), "query", 2, "0")
             (reply,) = grid.send_and_receive([message], timeout=120)
-        answered.append("out of" in reply.error.reason if reply.has_error() else "ok")
+        answered.append("out of" in cast(str, reply.error.reason) if reply.has_error() else "ok")
     assert answered == [True, "ok"]

@@ -145,13 +145,13 @@ class Stage:
         self.replies[question.metadata.dst_node_id] = reply
         return reply
 
-    def answer(self, question: Message) -> Message:
-        node = question.metadata.dst_node_id
+    def answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
         content = self.replies[node].content
         if node != 101:
-            return Message(content, reply_to=question)
+            return Message(content, reply_to=message)
         arrays = {k: v.numpy() for k, v in arrays_of(content).items()}
-        return rebuilt(self.spoil((arrays, fields_of(content), metrics_of(content))), question)
+        return rebuilt(self.spoil((arrays, fields_of(content), metrics_of(content))), message)
 
     def play(self, spoil: Spoil) -> ServerState:
         self.spoil = spoil
@@ -298,4 +298,5 @@ def test_a_client_refuses_a_message_with_an_invalid_header(stage: Stage, told: d
     context = Context(RUN_ID, 100, {"settings": str(stage.rig.paths[0])}, RecordDict(), {})
     reply = app(question, context)
     assert reply.has_error()
+    assert reply.error.reason is not None
     assert "the message names" in reply.error.reason

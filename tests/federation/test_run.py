@@ -180,7 +180,7 @@ def test_waiting_for_clients_that_never_reply_ends(tmp_path: Path) -> None:
 def test_a_killed_worker_loses_one_reply_and_is_replaced(tmp_path: Path) -> None:
     import multiprocessing
 
-    killed = []
+    killed: list[int | None] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, Progressed) and not killed:

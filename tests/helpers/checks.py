@@ -91,8 +91,8 @@ def assert_same_on_the_accelerator(
     here, networks_here = play(client, rounds)
     for name, value in networks_here.items():
         torch.testing.assert_close(networks[name], value, rtol=1e-4, atol=1e-5)
-    for name, value in here.metrics.items():
-        assert sent.metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+    for name, metric in here.metrics.items():
+        assert sent.metrics[name] == pytest.approx(metric, rel=1e-3, abs=1e-4), name
 
 
 @pytest.mark.parametrize("kind", ["byol", "simsiam"])

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 
-class Module(_DummyBackendModule):  # type: ignore[misc]
+class Module(_DummyBackendModule):
     """The functions that torch requires of a device module."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
@@ -40,7 +40,9 @@ class Remote(Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise RuntimeError(f"{func} outside of `with Accelerator()`")
 
 

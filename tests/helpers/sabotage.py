@@ -63,7 +63,7 @@ def cut() -> None:
 
 def main(root: Path, with_cut: bool) -> None:
     patience = ["engine.round_timeout=90", "engine.join_timeout=90"]
-    rounds = 4 if with_cut else 3
+    rounds = 3 if with_cut else 2
     it = deployed(root, f"rounds={rounds}", *patience, "evaluation.untrained=false", encoders=ENCODERS[:2])
     with Rehearsal(it) as rehearsal:
 
@@ -74,7 +74,11 @@ def main(root: Path, with_cut: bool) -> None:
             for pid in pids_of("flwr-serverapp", root):
                 os.kill(pid, signal.SIGKILL)
 
-        deeds = {1: kill("node-1"), 2: kill_server, 3: kill("superlink"), **({4: cut} if with_cut else {})}
+        def kill_node_and_server() -> None:
+            kill("node-1")()
+            kill_server()
+
+        deeds = {1: kill_node_and_server, 2: kill("superlink"), **({3: cut} if with_cut else {})}
         saboteur = Saboteur(rehearsal.run_dir, deeds)
         saboteur.start()
         folder = to_the_end(rehearsal)

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState
-from hetero_ssfl.models import build_learner
+from hetero_ssfl.models import Learner, build_learner
 from hetero_ssfl.training import TrainingClient
 
 AVERAGING = importlib.import_module("hetero_ssfl.methods.averaging")
@@ -19,10 +20,13 @@ PAPERS_WORDS = ("averaging.divergence=global", "averaging.norm=euclidean")
 class OneWeight(nn.Module):
     """Encoder, predictor and target with one weight each."""
 
+    target: Any
+
     def __init__(self, encoder: float, predictor: float, target: float) -> None:
         super().__init__()
         self.encoder, self.projector, self.predictor, self.target = (nn.Linear(1, 1, bias=False) for _ in range(4))
         for layer, value in zip(self.children(), (encoder, 0.0, predictor, target), strict=True):
+            assert isinstance(layer, nn.Linear)
             nn.init.constant_(layer.weight, value)
         self.target = nn.Sequential(self.target, nn.Linear(1, 1, bias=False))
 
@@ -38,9 +42,12 @@ def make(
     name: str, encoder: float, predictor: float, target: float = 0.0, examples: int = 1, rounds: int = 1
 ) -> TrainingClient:
     pixels = torch.zeros(examples, 1, 1, 1, dtype=torch.uint8)
-    return TrainingClient(
-        name, load_config("smoke"), OneWeight(encoder, predictor, target), pixels, pixels, None, rounds
-    )  # type: ignore[arg-type]
+    learner = cast(Learner, OneWeight(encoder, predictor, target))
+    return TrainingClient(name, load_config("smoke"), learner, pixels, pixels, None, rounds)
+
+
+def networks(client: TrainingClient) -> OneWeight:
+    return cast(OneWeight, client.learner)
 
 
 def method(name: str, *overrides: str) -> Method:
@@ -59,8 +66,8 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     def set_step(step: float) -> None:
         def train(client: TrainingClient, round_number: int) -> dict[str, float]:
             with torch.no_grad():
-                client.learner.encoder.weight.add_(step)
-                client.learner.predictor.weight.add_(step)
+                networks(client).encoder.weight.add_(step)
+                networks(client).predictor.weight.add_(step)
             client.round = round_number
             return {}
 
@@ -81,7 +88,7 @@ def test_the_server_averages_by_number_of_images(name: str, training: Callable[[
     a, b = make("a", 1.0, 2.0, examples=1), make("b", 5.0, 6.0, examples=3)
     state = state_after(4)
     updates = {c.name: averaging.local_update(c, averaging.broadcast(state, c.name)) for c in (a, b)}
-    assert a.learner.encoder.weight.item() == 10.5
+    assert networks(a).encoder.weight.item() == 10.5
     updates["a"].arrays["encoder.weight"].fill_(2.0)  # as if the clients had diverged
     updates["b"].arrays["encoder.weight"].fill_(6.0)
     after = averaging.aggregate(state, updates)
@@ -93,7 +100,7 @@ def test_the_server_averages_by_number_of_images(name: str, training: Callable[[
 def test_fedbyol_replaces_the_online_networks_and_keeps_the_target() -> None:
     client = make("a", 1.0, 2.0, target=3.0)
     method("fedbyol").local_update(client, Broadcast(5, globally(10.0, 20.0)))
-    assert client.learner.values() == (10.0, 20.0, 3.0)
+    assert networks(client).values() == (10.0, 20.0, 3.0)
 
 
 @pytest.mark.parametrize(("local", "predictor"), [(9.7, 20.0), (9.5, 2.0)])
@@ -101,7 +108,7 @@ def test_fedu_takes_the_global_predictor_only_below_the_threshold(local: float, 
     """|10 - 9.7| < 0.4 < |10 - 9.5|."""
     client = make("a", local, 2.0, target=3.0)
     method("fedu", "averaging.threshold=0.4", *PAPERS_WORDS).local_update(client, Broadcast(5, globally(10.0, 20.0)))
-    assert client.learner.values() == (10.0, predictor, 3.0)
+    assert networks(client).values() == (10.0, predictor, 3.0)
 
 
 @pytest.mark.parametrize(("step", "predictor"), [(0.3, 20.0), (0.5, 3.0)])
@@ -116,10 +123,10 @@ def test_fedu_as_in_the_published_code_uses_the_last_training(
     assert float(state.clients["a"]["drift"]) == pytest.approx(step)
     training(0.0)
     with torch.no_grad():
-        client.learner.predictor.weight.fill_(3.0)
+        networks(client).predictor.weight.fill_(3.0)
     down = Broadcast(6, {**globally(10.0, 20.0), "drift": state.clients["a"]["drift"]})
     fedu.local_update(client, down)
-    assert client.learner.predictor.weight.item() == predictor
+    assert networks(client).predictor.weight.item() == predictor
 
 
 def test_fedema_fixes_lambda_after_the_first_participation(training: Callable[[float], None]) -> None:
@@ -143,7 +150,7 @@ def test_fedema_moves_a_returning_client_part_of_the_way() -> None:
     state = state_after(4, a={"lambda": torch.tensor(0.05), "drift": torch.tensor(2.0), "round": torch.tensor(4)})
     fedema = method("fedema", *PAPERS_WORDS)
     fedema.local_update(client, fedema.broadcast(state, "a"))
-    assert client.learner.values() == pytest.approx((0.4 * 2 + 0.6 * 10, 0.4 * 10 + 0.6 * 20, 3.0))
+    assert networks(client).values() == pytest.approx((0.4 * 2 + 0.6 * 10, 0.4 * 10 + 0.6 * 20, 3.0))
 
 
 def test_fedema_does_not_move_a_client_that_is_very_far_away() -> None:
@@ -151,7 +158,7 @@ def test_fedema_does_not_move_a_client_that_is_very_far_away() -> None:
     state = state_after(4, a={"lambda": torch.tensor(1.0), "drift": torch.tensor(2.0), "round": torch.tensor(4)})
     fedema = method("fedema", *PAPERS_WORDS)
     fedema.local_update(client, fedema.broadcast(state, "a"))
-    assert client.learner.values() == (2.0, 10.0, 3.0)
+    assert networks(client).values() == (2.0, 10.0, 3.0)
 
 
 @pytest.mark.parametrize("kept", [{}, {"a": {"lambda": torch.tensor(0.05), "round": torch.tensor(3)}}])
@@ -159,7 +166,7 @@ def test_fedema_starts_a_new_or_absent_client_from_the_global_model(kept: dict[s
     client = make("a", 2.0, 10.0, target=3.0)
     fedema = method("fedema", *PAPERS_WORDS)
     fedema.local_update(client, fedema.broadcast(state_after(4, **kept), "a"))
-    assert client.learner.values() == (10.0, 20.0, 10.0)
+    assert networks(client).values() == (10.0, 20.0, 10.0)
 
 
 def test_fedema_as_in_the_published_code_uses_the_last_training(training: Callable[[float], None]) -> None:
@@ -172,10 +179,10 @@ def test_fedema_as_in_the_published_code_uses_the_last_training(training: Callab
     assert float(state.clients["a"]["lambda"]) == pytest.approx(0.7 / 0.5)
     training(0.0)
     with torch.no_grad():
-        client.learner.encoder.weight.fill_(0.0)
+        networks(client).encoder.weight.fill_(0.0)
     wanted = 0.65 * state.shared["encoder.weight"].item()
     fedema.local_update(client, fedema.broadcast(state, "a"))
-    assert client.learner.encoder.weight.item() == pytest.approx(wanted)
+    assert networks(client).encoder.weight.item() == pytest.approx(wanted)
 
 
 # --- the rules of FedU's and FedEMA's published code ---
@@ -218,16 +225,17 @@ def test_fedu_follows_the_published_rule_by_default(training: Callable[[float], 
     state = fedu.aggregate(state, {"a": fedu.local_update(client, fedu.broadcast(state, "a"))})
     training(0.0)
     with torch.no_grad():
-        client.learner.encoder.weight.fill_(1.0)
+        networks(client).encoder.weight.fill_(1.0)
     fedu.local_update(client, Broadcast(6, {**globally(10.0, 20.0), "drift": state.clients["a"]["drift"]}))
-    assert client.learner.predictor.weight.item() == 20.0
+    assert networks(client).predictor.weight.item() == 20.0
 
 
 def test_fedema_moves_parameters_but_not_the_statistics_of_batchnorm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AVERAGING, "train", lambda *_: {})
     config = load_config("smoke", ["method=fedema", "clients.models=['resnet8(width=4)']"])
     learner = build_learner(config.model_of(0), config.ssl, 1, 16, 0)
-    client = TrainingClient("a", config, learner, *[torch.zeros(1, 1, 16, 16, dtype=torch.uint8)] * 2, None, 1)
+    pixels = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
+    client = TrainingClient("a", config, learner, pixels, pixels, None, 1)
     own = {key: value.clone() for key, value in learner.state_dict().items()}
     everywhere = {k: v + 1 for k, v in AVERAGING.shared_weights(learner).items()}
     down = Broadcast(2, {**everywhere, "lambda": torch.tensor(0.5), "drift": torch.tensor(0.5)})  # m = 0.25

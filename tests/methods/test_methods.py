@@ -1,7 +1,9 @@
 """Tests that every registered method must pass, and tests of each method."""
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -55,6 +57,10 @@ def play(method: Method, config: Config, rounds: int) -> tuple[ServerState, list
             method.check(state, name, update)
         state = method.aggregate(state, updates)
     return state, clients
+
+
+def total(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return cast(torch.Tensor, sum(tensors))  # 0 only for no tensors
 
 
 def parameters(client: TrainingClient) -> torch.Tensor:
@@ -132,7 +138,7 @@ def test_a_client_that_was_not_selected_keeps_its_contribution() -> None:
     assert not torch.equal(after.clients["client-0"]["factor"], state.clients["client-0"]["factor"])
     kernels = [c["factor"].double() @ c["factor"].double().T for c in after.clients.values()]
     factor = after.shared["factor"].double()
-    assert torch.allclose(factor @ factor.T, sum(kernels) / 2, atol=1e-6)
+    assert torch.allclose(factor @ factor.T, total(kernels) / 2, atol=1e-6)
 
 
 def test_the_cached_factor_of_an_idle_client_is_current() -> None:
@@ -150,7 +156,7 @@ def test_the_consensus_is_weighted_as_the_config_says(weights: str, expected: li
     factors = [torch.randn(16, 3, generator=rng_for(k)) for k in range(2)]
     updates = {f"client-{k}": Update(10 * (1 + 2 * k), {"factor": factors[k]}) for k in range(2)}
     state = HeteroSSFL(config).aggregate(ServerState(0, ("client-0", "client-1")), updates)
-    mean = sum(w * f @ f.T for w, f in zip(expected, factors, strict=True))
+    mean = total(w * f @ f.T for w, f in zip(expected, factors, strict=True))
     assert torch.allclose(state.shared["factor"] @ state.shared["factor"].T, mean, atol=1e-5)
 
 
@@ -183,7 +189,7 @@ def test_beyond_the_rank_the_mean_is_exact_and_only_changed_clients_are_read(
         state = method.aggregate(replace(state, clients=looked_at), updates)
         newest |= updates
         weights = {n: u.examples if size else 1 for n, u in newest.items()}
-        mean = sum(weights[n] * kernel(u.arrays["factor"]) for n, u in newest.items()) / sum(weights.values())
+        mean = total(weights[n] * kernel(u.arrays["factor"]) for n, u in newest.items()) / sum(weights.values())
         assert torch.allclose(kernel(state.shared["factor"]), mean, atol=1e-5)
 
 
@@ -201,7 +207,7 @@ def test_leave_one_out_subtracts_the_clients_own_factor_from_the_sums() -> None:
     assert "sums" in state.shared
     sent = HeteroSSFL(config).broadcast(state, "client-2").arrays
     assert set(sent) == {"factor"}
-    others = sum(kernel(random_factor(k)) for k in (0, 1, 3)) / 3
+    others = total(kernel(random_factor(k)) for k in (0, 1, 3)) / 3
     assert torch.allclose(kernel(sent["factor"]), others, atol=1e-5)
 
 
@@ -227,7 +233,7 @@ def test_sums_are_exact_after_an_extreme_contribution_is_replaced() -> None:
     method, state = unscaled("alignment.rank=20")
     assert "sums" in state.shared
     state = method.aggregate(state, {"client-9": Update(1, {"factor": random_factor(9)})})
-    mean = sum(kernel(random_factor(k)) for k in range(10)) / 10
+    mean = total(kernel(random_factor(k)) for k in range(10)) / 10
     assert torch.allclose(kernel(state.shared["factor"]), mean, atol=1e-5)
 
 
@@ -297,7 +303,7 @@ def test_a_run_in_sketch_form_ends_near_the_run_in_factor_form() -> None:
 def test_a_narrow_sketch_reports_the_lost_fraction() -> None:
     config = config_with("alignment.form=sketch", "alignment.rank=4")
     state, clients = play(HeteroSSFL(config), config, rounds=0)
-    exact = sum(kernel(kernel_factor(rad_representations(c), config.alignment)) for c in clients) / 2
+    exact = total(kernel(kernel_factor(rad_representations(c), config.alignment)) for c in clients) / 2
     y = exact @ sketching_matrix(16, 4, config.seed)
     expected = y @ torch.linalg.pinv(sketching_matrix(16, 4, config.seed).T @ y) @ y.T
     assert torch.allclose(kernel(state.shared["factor"]), expected, atol=1e-5)
@@ -318,7 +324,7 @@ def test_the_lost_fraction_counts_what_each_client_cut_off_itself(clients: int) 
     for name, update in updates.items():
         method.check(opening, name, update)
     state = method.aggregate(opening, updates)
-    exact = sum(kernel(a) for a in whole) / clients
+    exact = total(kernel(a) for a in whole) / clients
     missing = 1 - float(kernel(state.shared["factor"]).trace() / exact.trace())
     assert missing > 0.3
     assert method.metrics(state)["consensus_lost_share"] == pytest.approx(missing, abs=1e-4)
@@ -362,7 +368,7 @@ def test_the_sketch_of_a_client_that_was_not_selected_stays_in_the_sum() -> None
     method = HeteroSSFL(config)
     state, clients = play(method, config, rounds=1)
     after = method.aggregate(state, {"client-0": method.local_update(clients[0], method.broadcast(state, "client-0"))})
-    exact = sum(kernel(client_factor(rad_representations(c), config.alignment)) for c in clients) / 2
+    exact = total(kernel(client_factor(rad_representations(c), config.alignment)) for c in clients) / 2
     assert torch.allclose(kernel(after.shared["factor"]), exact, atol=1e-5)
     assert not torch.allclose(kernel(state.shared["factor"]), exact, atol=1e-5)
 
@@ -453,7 +459,7 @@ def test_half_precision_on_the_wire_changes_the_kernel_only_slightly(form: list[
 
 
 def test_averaging_weights_by_examples_and_takes_the_largest_counter() -> None:
-    models = [
+    models: list[Mapping[str, torch.Tensor]] = [
         {"w": torch.tensor([1.0, 4.0]), "n": torch.tensor(3)},
         {"w": torch.tensor([5.0, 0.0]), "n": torch.tensor(7)},
     ]
@@ -520,7 +526,11 @@ def test_training_uses_rad_images_only_with_rad_in_ssl() -> None:
     steps = []
     for client in clients:
         seen: list[float] = []
-        client.progress = lambda _, loss, seen=seen: seen.append(loss)
+
+        def note(_: float, loss: float, seen: list[float] = seen) -> None:
+            seen.append(loss)
+
+        client.progress = note
         train(client, 1)
         steps.append(len(seen))
     assert steps == [(20 + 16) // 8, 20 // 8]

@@ -75,7 +75,8 @@ def test_a_resnet_has_the_depth_in_its_name(name, layers):
 
 def test_a_resnet_keeps_the_full_size_through_its_first_stage():
     encoder, _ = build_encoder("resnet18(width=2)", 3, 32)
-    sizes = []
+    sizes: list[int] = []
+    assert isinstance(encoder.layers, torch.nn.Sequential)
     for layer in encoder.layers:
         layer.register_forward_hook(lambda _module, _inputs, out: sizes.append(out.shape[-1]))
     encoder(torch.zeros(2, 3, 32, 32))

@@ -31,6 +31,7 @@ def perturb(module: torch.nn.Module) -> None:
 
 def test_the_target_starts_as_a_copy_of_the_online_network():
     byol = learner()
+    assert byol.target is not None
     online, target = byol.online.state_dict(), byol.target.state_dict()
     assert list(online) == list(target)
     assert all(torch.equal(online[key], target[key]) for key in online)
@@ -48,6 +49,7 @@ def test_the_online_network_is_encoder_and_projector():
 def test_the_target_moves_by_exactly_one_minus_ema(ema):
     byol = learner(ema=ema)
     perturb(byol.online)
+    assert byol.target is not None
     old = [p.double() for p in byol.target.parameters()]
     new = [p.detach().double().clone() for p in byol.online.parameters()]
     byol.move_target()
@@ -59,6 +61,7 @@ def test_the_target_moves_by_exactly_one_minus_ema(ema):
 def test_the_target_keeps_its_own_batch_statistics():
     byol = learner()
     byol.online(images())
+    assert byol.target is not None
     before = [b.clone() for b in byol.target.buffers()]
     byol.move_target()
     assert all(torch.equal(a, b) for a, b in zip(before, byol.target.buffers(), strict=True))
@@ -80,6 +83,7 @@ def test_the_target_gets_no_gradient_and_everything_else_does():
     goal = byol.targets(images())
     assert not goal.requires_grad
     (byol.represent(images().flip(3), "predictor") - goal).square().sum().backward()
+    assert byol.target is not None
     assert all(p.grad is None for p in byol.target.parameters())
     trained = [*byol.encoder.parameters(), *byol.projector.parameters(), *byol.predictor.parameters()]
     assert all(p.grad is not None for p in trained)
@@ -90,6 +94,7 @@ def test_targets_are_the_target_networks_output():
     byol = learner()
     byol.eval()
     perturb(byol.online)
+    assert byol.target is not None
     assert torch.equal(byol.targets(images()), byol.target(images()))
     assert not torch.allclose(byol.targets(images()), byol.represent(images(), "projector"))
 
@@ -108,7 +113,7 @@ def test_the_layers_are_applied_in_order():
     assert torch.equal(byol.represent(images(), "predictor"), byol.predictor(byol.projector(encoded)))
 
 
-def shapes(head: torch.nn.Module) -> list[tuple[int, ...]]:
+def shapes(head: torch.nn.Sequential) -> list[tuple[int, ...]]:
     return [tuple(layer.weight.shape) for layer in head if isinstance(layer, torch.nn.Linear)]
 
 

@@ -75,6 +75,7 @@ def test_the_guard_does_not_change_the_results(stride, side):
         x = torch.randn(5, 4, side, side, dtype=torch.double, generator=torch.Generator().manual_seed(0))
         out = layer(x.requires_grad_())
         (out * out.detach().cos()).sum().backward()
+        assert layer.bias is not None
         grads.append([out, x.grad, layer.weight.grad, layer.bias.grad])
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
@@ -85,6 +86,7 @@ def test_a_copy_of_a_guarded_layer_uses_its_own_weights():
     guard_convolutions(layer)
     twin = copy.deepcopy(layer)
     nn.init.zeros_(twin.weight)
+    assert twin.bias is not None
     nn.init.zeros_(twin.bias)
     x = torch.randn(2, 4, 8, 8)
     assert not twin(x).any()
@@ -114,5 +116,6 @@ class Mine(nn.Sequential):
 def test_a_users_encoder_is_guarded():
     encoder, _ = build_encoder(f"{__name__}:Mine", 3, 16)
     assert [name for name, m in encoder.named_modules() if isinstance(m, nn.Conv2d) and is_faulty(m)] == ["1"]
+    assert isinstance(encoder, nn.Sequential)
     assert "_conv_forward" in vars(encoder[1])
     assert "_conv_forward" not in vars(encoder[0])

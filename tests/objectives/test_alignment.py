@@ -1,5 +1,7 @@
 """CKA compared with formulas in numpy, its invariances, and changes that it must detect."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -112,7 +114,7 @@ def test_the_literal_formula_has_the_opposite_sign() -> None:
 @pytest.mark.parametrize("kernel", ["linear", "rbf", "polynomial"])
 @pytest.mark.parametrize("estimator", ["biased", "debiased"])
 @pytest.mark.parametrize("row_normalize", [True, False])
-def test_the_gradient_is_correct(kernel: str, estimator: str, row_normalize: bool) -> None:
+def test_the_gradient_is_correct(kernel: str, estimator: Literal["biased", "debiased"], row_normalize: bool) -> None:
     config = AlignmentConfig(kernel=kernel, estimator=estimator, row_normalize=row_normalize)
     live, consensus = features(8, 3, 0).requires_grad_(), features(8, 5, 1)
     assert torch.autograd.gradcheck(lambda z: alignment_distance(z, consensus, config), live)
@@ -125,7 +127,9 @@ def test_the_gradient_of_relational_kl_is_correct() -> None:
 
 @pytest.mark.parametrize("distance", ["cka", "relational-kl"])
 @pytest.mark.parametrize("kernel", ["linear", "rbf", "polynomial"])
-def test_distance_is_zero_for_itself_and_larger_for_others(distance: str, kernel: str) -> None:
+def test_distance_is_zero_for_itself_and_larger_for_others(
+    distance: Literal["cka", "relational-kl"], kernel: str
+) -> None:
     config = AlignmentConfig(distance=distance, kernel=kernel, row_normalize=False)
     z = torch.nn.functional.normalize(features(30, 4, 0), dim=1)
     values, vectors = torch.linalg.eigh(gram(z, config))

@@ -1,6 +1,7 @@
 """VICReg, SimCLR and Barlow Twins compared with formulas written as loops, and changes that each must detect."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from hetero_ssfl.config import ModelConfig, SslConfig
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.models import build_learner
+from hetero_ssfl.models import Learner, build_learner
 from hetero_ssfl.objectives import LOCAL_LOSSES, barlow_twins, local_loss, simclr, vicreg
 from hetero_ssfl.seeding import rng_for
 
@@ -70,7 +71,9 @@ def test_simclr_equals_its_formula() -> None:
 
 
 @pytest.mark.parametrize("loss", [vicreg, barlow_twins, simclr])
-def test_a_collapsed_network_and_views_of_other_images_have_a_higher_loss(loss) -> None:  # type: ignore[no-untyped-def]
+def test_a_collapsed_network_and_views_of_other_images_have_a_higher_loss(
+    loss: Callable[[Tensor, Tensor, SslConfig], Tensor],
+) -> None:
     a, b = pair(64, 8, noise=0.1)
     good = float(loss(a, b, SSL))
     assert float(loss(a, b.flip(0), SSL)) > good
@@ -90,12 +93,12 @@ def test_every_loss_trains_the_encoder_with_any_number_of_views(kind: str) -> No
         assert all(p.grad is not None and p.grad.isfinite().all() for p in learner.encoder.parameters())
 
 
-def own_loss(learner, views):  # type: ignore[no-untyped-def]
+def own_loss(learner: Learner, views: list[Tensor]) -> tuple[Tensor, Tensor]:
     z = [learner.represent(view, "projector") for view in views]
     return (z[0] - z[1]).square().mean(), z[0]
 
 
-def broken_loss(learner, views):  # type: ignore[no-untyped-def]
+def broken_loss(learner: Learner, views: list[Tensor]) -> Tensor:
     return own_loss(learner, views)[0]
 
 

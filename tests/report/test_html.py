@@ -22,6 +22,7 @@ from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.federation import start
 from hetero_ssfl.methods import FedAvg
 from hetero_ssfl.report import svg
+from hetero_ssfl.report.blocks import Figures, Folded
 from hetero_ssfl.report.gallery import View, _likeness, _maps, _neighbours, _Pictures
 from hetero_ssfl.report.page import render, write_report
 from hetero_ssfl.report.rad_features import RadFeatures, left_out, plane, thumbnail
@@ -272,7 +273,9 @@ def test_samples_that_are_not_images_are_drawn_as_dots(tmp_path: Path, runs: dic
     (run,) = read_runs([path])
     view = View("trained", "c0", run, RadFeatures(["a"], [torch.randn(20, 4)]))
     pictures = _Pictures(run)
-    drawing = str(_maps([view], pictures, "pca", []).blocks[0].figures[0].drawing)
+    block = _maps([view], pictures, "pca", []).blocks[0]
+    assert isinstance(block, Figures)
+    drawing = str(block.figures[0].drawing)
     assert drawing.count("<circle") == 20
     assert "not images" in _neighbours([view], pictures, []).intro
     assert not pictures.used
@@ -358,7 +361,9 @@ def test_a_page_says_what_is_left_out(tmp_path: Path) -> None:
     assert "Shown for the first 8 of 9 clients." in _neighbours([view], pictures, []).intro
     maps = _maps([view], pictures, "pca", [])
     assert "150 of 160 are drawn." in maps.intro
-    assert "first 8 of 9 clients" in maps.blocks[1].title
+    folded = maps.blocks[1]
+    assert isinstance(folded, Folded)
+    assert "first 8 of 9 clients" in folded.title
     fewer = View("trained", "c0", run, RadFeatures(names[:8], view.features.features[:8]))
     assert "Shown for" not in _neighbours([fewer], pictures, []).intro
 
@@ -603,4 +608,6 @@ def test_a_screenshot_is_saved(browser: Browser, pages: dict[str, Path], width: 
     image = Image.open(path).convert("RGB")
     assert image.width == width
     assert len(image.getcolors(1 << 24) or []) > 200
-    assert (sum(image.getpixel((2, 2))) < 128) == dark
+    pixel = image.getpixel((2, 2))
+    assert isinstance(pixel, tuple)
+    assert (sum(pixel) < 128) == dark

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +82,7 @@ def run(case: Case, gradients: tuple[str, ...] = GRADIENTS, repeats: int = 2) ->
         layer: nn.Module = nn.Linear(case.inputs, case.outputs)
     else:
         shape = {"kernel_size": case.kernel, "stride": case.stride, "padding": case.padding, "groups": case.groups}
-        layer = LAYERS[case.layer](case.inputs, case.outputs, **shape)  # type: ignore[call-arg]
+        layer = LAYERS[case.layer](case.inputs, case.outputs, **shape)
     layout = torch.contiguous_format
     if case.layout == "channels-last":
         layout = torch.channels_last_3d if dimensions == 3 else torch.channels_last
@@ -115,7 +115,12 @@ def survey(cases: list[Case], together: int = 200) -> Iterator[dict[str, object]
     run(Case("conv", 16, 16))  # the first use is slow; forks inherit what it loads
     for start in range(0, len(cases), together):
         chunk = cases[start : start + together]
-        if signal_of(lambda some=chunk: [run(case) for case in some] and None):  # type: ignore[misc]
+
+        def run_chunk(some: list[Case] = chunk) -> None:
+            for case in some:
+                run(case)
+
+        if signal_of(run_chunk):
             if together > 1:
                 yield from survey(chunk, together // 10 or 1)
                 continue
@@ -125,7 +130,7 @@ def survey(cases: list[Case], together: int = 200) -> Iterator[dict[str, object]
             yield {**case._asdict(), "corrupts": names or "only together with others"}
 
 
-def in_child(isa: str | None, arguments: list[str]) -> list[dict[str, object]]:
+def in_child(isa: str | None, arguments: list[str]) -> list[dict[str, Any]]:
     environment = {**os.environ, **CHECKED_MEMORY}
     environment.pop("ONEDNN_MAX_CPU_ISA", None)
     if isa:
@@ -135,9 +140,9 @@ def in_child(isa: str | None, arguments: list[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def by_kind(found: list[dict[str, object]]) -> dict[str, set[object]]:
+def by_kind(found: list[dict[str, Any]]) -> dict[str, set[int]]:
     """Group the input channels by kind of layer, over all output channels and image sizes."""
-    kinds: dict[str, set[object]] = {}
+    kinds: dict[str, set[int]] = {}
     for case in found:
         names = ("layer", "kernel", "stride", "groups", "padding", "layout", "dtype")
         kinds.setdefault(", ".join(f"{name} {case[name]}" for name in names), set()).add(case["inputs"])
@@ -152,8 +157,8 @@ def main() -> None:
     wanted = parser.parse_args()
     cases = list(all_cases(range(1, 9) if wanted.quick else range(1, 41)))
     if wanted.child:
-        for found in survey(cases):
-            print(json.dumps(found), flush=True)
+        for case in survey(cases):
+            print(json.dumps(case), flush=True)
         return
     print(f"torch {torch.__version__}: {len(cases)} shapes")
     for isa in wanted.isa or ["AVX2", None]:

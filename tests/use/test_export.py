@@ -1,5 +1,6 @@
 """`hetero-ssfl export`: the same features without this package."""
 
+import importlib
 import json
 import re
 import shutil
@@ -86,8 +87,7 @@ def users_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (path / "my_nets.py").write_text(USERS)
     monkeypatch.syspath_prepend(path)
     monkeypatch.setenv("HETERO_SSFL_TRUST", "my_nets")
-    import my_nets
-
+    my_nets = importlib.import_module("my_nets")
     takes = {"shape": [3, 12, 12], "channels": 3, "side": 12, "mean": 0.5, "std": 0.25}
     card = {"client": "clinic", "encoder": "my_nets:Net(depth=2)", "parameters": 168, "input": takes}
     save_tensors(path / "model" / "encoder.safetensors", my_nets.Net(3, 2).state_dict(), card)

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,7 +148,8 @@ def test_code_that_the_user_trained_with_is_trusted_until_it_changes(
     ]
     start(load_config("smoke", settings), tmp_path / "run", lambda _: None)
     new_process(monkeypatch, trace)
-    assert find_model(tmp_path / "run", "0").load()[0].out_channels == 3
+    encoder: Any = find_model(tmp_path / "run", "0").load()
+    assert encoder[0].out_channels == 3
     assert "The encoders of run cannot be loaded here" not in render([tmp_path / "run"], read_rad_features)
     assert not is_trusted("nets_of_mine:Net(width=4)")
     new_process(monkeypatch, trace)
