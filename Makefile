@@ -49,39 +49,11 @@ $(VENV)/.dev-ready: $(VENV)/.pip-ready pyproject.toml constraints.txt
 	touch $@ $(VENV)/.demo-ready
 
 # pip would compile all modules of so many packages on one core. One import compiles those that every test process needs
-# (the rest when first imported), wherever Python is otherwise told not to write bytecode.
+# (the rest when first imported), also where Python is told not to write bytecode.
 IMPORTED := torch, flwr.supernode.cli, flwr.superlink.cli, pandas, pytest, hypothesis, sklearn.datasets, \
   matplotlib.figure, hetero_ssfl.cli, hetero_ssfl.federation.client.app
 $(VENV)/.compiled: $(VENV)/.dev-ready
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import $(IMPORTED)"
-	touch $@
-
-$(VENV)/.bench-ready  ## each prints ratios against baselines measured in the same run; then all in one table
-	set -e; for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py; done
-	$(BIN)/python benchmarks/summary.py
-
-install: $(VENV)/.dev-ready
-
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-
-# The pip that comes with Python may be years old, and takes twice as long.
-$(VENV)/.pip-ready:
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
-	touch $@
-
-$(VENV)/.demo-ready: $(VENV)/.pip-ready pyproject.toml constraints.txt
-	$(PIP) -e .
-	touch $@
-
-$(VENV)/.dev-ready: $(VENV)/.pip-ready pyproject.toml constraints.txt
-	$(PIP) --no-compile -e ".[dev]"
-	touch $@ $(VENV)/.demo-ready
-
-# pip would compile all modules of so many packages on one core. These are the ones that are ever imported.
-UNUSED := /(tests?|rllib|tune|serve|_inductor|_internal|onnx/backend|pip)/
-$(VENV)/.compiled: $(VENV)/.dev-ready
-	$(BIN)/python -m compileall -q -j 0 -x '$(UNUSED)' $(VENV)/lib > /dev/null || true  # some files are no Python
 	touch $@
 
 $(VENV)/.bench-ready: $(VENV)/.demo-ready
