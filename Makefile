@@ -11,7 +11,7 @@ demo: $(VENV)/.demo-ready  ## five unlike encoders learn together on embedded da
 test: check tests  ## format, lint, types, import arrows, tests
 
 tests: $(VENV)/.dev-ready $(VENV)/.compiled
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+	env PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 check: $(VENV)/.dev-ready
 	$(BIN)/ruff format --check .
@@ -53,7 +53,7 @@ $(VENV)/.dev-ready: $(VENV)/.pip-ready pyproject.toml constraints.txt
 IMPORTED := torch, flwr.supernode.cli, flwr.superlink.cli, pandas, pytest, hypothesis, sklearn.datasets, \
   matplotlib.figure, hetero_ssfl.cli, hetero_ssfl.federation.client.app
 $(VENV)/.compiled: $(VENV)/.dev-ready
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import $(IMPORTED)"
+	env PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import $(IMPORTED)"
 	touch $@
 
 $(VENV)/.bench-ready: $(VENV)/.demo-ready
