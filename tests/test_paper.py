@@ -206,3 +206,13 @@ def test_error_for_an_unknown_metric_lists_the_known_ones(
         main()
     assert stopped.value.code == 2
     assert "linear_all, linear_own" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_cells_that_run_side_by_side_give_the_same_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["table2", "--scale", "smoke", "--only", "FedBYOL", "--quiet", "--set", "rounds=1"]
+    together = call(monkeypatch, capsys, *short, "--root", str(tmp_path / "together"), "--jobs", "2")
+    one_by_one = call(monkeypatch, capsys, *short, "--root", str(tmp_path / "one"))
+    assert together == one_by_one
+    assert len(list(tmp_path.rglob("results.json"))) == 4

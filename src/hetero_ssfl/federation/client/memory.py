@@ -45,10 +45,6 @@ class ClientCache:
         self._shrink(budget)
         return kept.client
 
-    def clear(self) -> None:
-        self._kept.clear()
-        self._spare.clear()
-
     def drop(self, participant: Participant) -> None:
         """Remove a client whose training was interrupted: its networks do not belong to any round."""
         self._kept.pop(participant.states.path, None)
