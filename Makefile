@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check tests browser bench install clean
+.PHONY: demo test soak check tests browser bench install clean
 
 demo: $(VENV)/.demo-ready  ## five unlike encoders learn together on embedded data (about 3 minutes)
 	$(BIN)/hetero-ssfl demo
@@ -12,6 +12,9 @@ test: check tests  ## format, lint, types, import arrows, tests
 
 tests: $(VENV)/.dev-ready $(VENV)/.compiled
 	env PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+
+soak: $(VENV)/.dev-ready $(VENV)/.compiled  ## the tests that take minutes each: programs killed, networks cut, large messages
+	env PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m soak --durations=10
 
 check: $(VENV)/.dev-ready
 	$(BIN)/ruff format --check .

@@ -18,7 +18,7 @@ torch.set_num_threads(1)  # models this small only lose time by sharing the work
 
 
 LONGEST = (
-    *("test_sabotage.py", "test_federation.py", "test_run.py", "test_cli.py", "test_local.py", "test_engines.py"),
+    *("test_federation.py", "test_run.py", "test_cli.py", "test_local.py", "test_engines.py"),
     *("test_blocks.py", "test_packaging.py"),
 )
 

@@ -1,4 +1,6 @@
-"""A rehearsal in which a program is killed or the network is cut in every round. Run by test_sabotage.py.
+"""Kill programs of a real federation while it trains.
+
+As a program, run by soak/test_sabotage.py: a rehearsal in which one is killed or the network is cut in every round.
 
 Usage: sabotage.py FOLDER [cut]    `cut` needs its own network namespace with only a loopback interface
 """
@@ -55,6 +57,11 @@ class Saboteur(threading.Thread):
                 self.done.append(now["round"])
 
 
+def kill_server(root: Path) -> None:
+    for pid in pids_of("flwr-serverapp", root):
+        os.kill(pid, signal.SIGKILL)
+
+
 def cut() -> None:
     subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
     time.sleep(CUT)
@@ -70,13 +77,9 @@ def main(root: Path, with_cut: bool) -> None:
         def kill(name: str) -> Callable[[], None]:
             return lambda: os.killpg(rehearsal.processes[name].pid, signal.SIGKILL)
 
-        def kill_server() -> None:
-            for pid in pids_of("flwr-serverapp", root):
-                os.kill(pid, signal.SIGKILL)
-
         def kill_node_and_server() -> None:
             kill("node-1")()
-            kill_server()
+            kill_server(root)
 
         deeds = {1: kill_node_and_server, 2: kill("superlink"), **({3: cut} if with_cut else {})}
         saboteur = Saboteur(rehearsal.run_dir, deeds)

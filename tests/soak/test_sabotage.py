@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
+pytestmark = pytest.mark.soak
 PRIVATE = ["unshare", "--map-root-user", "--net", "sh", "-c"]
 
 
