@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import stdev
 from typing import cast
@@ -12,10 +13,11 @@ import pytest
 from rich.markup import render
 
 from hetero_ssfl.cli import main
+from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.events import ClientTrained
 from hetero_ssfl.methods import method_for
-from hetero_ssfl.paper import FIGURES, HETERO, OURS, SCALES, Cell, cells_of, paper_table, score
+from hetero_ssfl.paper import FIGURES, HETERO, OUR_ROWS, OURS, SCALES, Cell, cells_of, finished_runs, paper_table, score
 from hetero_ssfl.runs import RunFolder
 
 
@@ -47,6 +49,17 @@ def test_full_scale_is_the_papers_setting() -> None:
     assert iid.partition.kind == "iid"
     many = next(c for c in cells_of("table3") if c.column == "100 (10)").config("full", 0)
     assert (many.clients.count, many.clients.selected_per_round(), many.data.source) == (100, 10, "cifar100")
+
+
+def test_our_rows_at_workstation_scale_use_the_recipe_of_the_preset_and_the_others_do_not() -> None:
+    preset = load_config("cifar10-workstation")
+    cells = {cell.row: cell.config("workstation", 0) for cell in cells_of("table1", "CIFAR-10")}
+    for row in OUR_ROWS:
+        config = cells[row]
+        assert (config.ssl, config.optim, config.alignment) == (preset.ssl, preset.optim, preset.alignment)
+        assert (config.data, config.rad.size, config.views) == (preset.data, preset.rad.size, preset.views)
+    assert cells["FedEMA"].ssl.kind == "byol"
+    assert cells[HETERO].alignment.estimator == "biased"
 
 
 def test_an_unknown_cell_names_the_nearest() -> None:
@@ -106,7 +119,7 @@ def test_only_clients_that_trained_are_averaged(tmp_path: Path) -> None:
         [ClientTrained(0, f"client-{k:03d}", 1, 1, 9) for k in range(3)]
     )  # the opening is not training
     folder.append_events([ClientTrained(1, "client-001", 5, 5, 9), ClientTrained(2, "client-002", 5, 5, 9)])
-    found = score(cell, "smoke", 1, tmp_path)
+    found = score(cell, finished_runs(cell, "smoke", 1, tmp_path))
     assert (found["mean"], found["trained_clients"], found["never_trained_clients"]) == (15.0, 2, 1)
     assert (found["lost"], found["of"]) == ([], "clients")
 
@@ -114,7 +127,7 @@ def test_only_clients_that_trained_are_averaged(tmp_path: Path) -> None:
 def test_a_lost_reply_marks_the_cell_and_a_global_model_gives_its_figure(tmp_path: Path) -> None:
     cell, folder = make_cell(tmp_path, "FedBYOL", **{"global": {"linear_all": 77.0}, "absent": ["client-009"]})
     folder.append_events([ClientTrained(1, "client-000", 5, 5, 9), ClientTrained(1, "client-001", 5, excluded="NaN.")])
-    found = score(cell, "smoke", 1, tmp_path)
+    found = score(cell, finished_runs(cell, "smoke", 1, tmp_path))
     assert (found["mean"], found["of"], found["clients_mean"]) == (77.0, "global model", 0.0)
     assert found["lost"] == ["client-001 in round 1: NaN.", "client-009 was absent at the end"]
 
@@ -138,7 +151,9 @@ def test_a_client_that_dies_every_round_marks_the_cell_and_the_exit_code(
     assert "client-001" in said.err
 
 
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+def paper_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> dict[str, object]:
     monkeypatch.setattr(sys, "argv", ["hetero-ssfl", "paper", *arguments, "--json"])
     with pytest.raises(SystemExit) as stopped:
         main()
@@ -150,10 +165,10 @@ def test_a_dry_run_builds_everything_and_trains_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    costs = call(monkeypatch, capsys, "table1", "--scale", "smoke", "--dry-run", "--only", "CIFAR-10")["costs"]
+    costs = paper_json(monkeypatch, capsys, "table1", "--scale", "smoke", "--dry-run", "--only", "CIFAR-10")["costs"]
     assert isinstance(costs, list)
     by_row = {cost["cell"].split("/")[1]: cost for cost in costs}
-    assert len(by_row) == 8
+    assert len(by_row) == len(FIGURES["table1"])
     assert by_row["FedBYOL"]["models"][0]["bytes_per_round"] > by_row[OURS]["models"][0]["bytes_per_round"] > 0
     assert len(by_row[OURS]["models"]) == 2
     assert not list(tmp_path.iterdir())
@@ -163,17 +178,17 @@ def test_cells_are_run_once_and_both_columns_of_table_4_come_from_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["table4", "--scale", "smoke", "--root", str(tmp_path), "--only", "local SSL", "--quiet"]
-    first = call(monkeypatch, capsys, *arguments)
+    first = paper_json(monkeypatch, capsys, *arguments)
     (result,) = tmp_path.rglob("results.json")
     written = result.stat().st_mtime_ns
-    assert call(monkeypatch, capsys, *arguments) == first
+    assert paper_json(monkeypatch, capsys, *arguments) == first
     assert result.stat().st_mtime_ns == written
     cells = first["cells"]
     assert isinstance(cells, list)
     scores = [s["linear_all"] for s in json.loads(result.read_text())["clients"].values()]
     assert [c["mean"] for c in cells] == pytest.approx([sum(scores[0::2]) / 3, sum(scores[1::2]) / 2])
     assert [c["sd_over_clients"] for c in cells] == pytest.approx([stdev(scores[0::2]), stdev(scores[1::2])])
-    own = call(monkeypatch, capsys, *arguments, "--metric", "linear_own")["cells"]
+    own = paper_json(monkeypatch, capsys, *arguments, "--metric", "linear_own")["cells"]
     assert isinstance(own, list)
     assert {c["metric"] for c in own} == {"linear_own"}
     assert [c["mean"] for c in own] != [c["mean"] for c in cells]
@@ -194,7 +209,7 @@ def test_a_killed_table_loses_no_finished_cell(tmp_path: Path) -> None:
     kept[folders[0] / "results.json"] = (folders[0] / "results.json").stat().st_mtime_ns
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     assert all(path.stat().st_mtime_ns == written for path, written in kept.items())
-    assert len(list(tmp_path.rglob("results.json"))) == 3
+    assert len(list(tmp_path.rglob("results.json"))) == len(FIGURES["table4"])
 
 
 def test_error_for_an_unknown_metric_lists_the_known_ones(
@@ -212,7 +227,52 @@ def test_cells_that_run_side_by_side_give_the_same_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = ["table2", "--scale", "smoke", "--only", "FedBYOL", "--quiet", "--set", "rounds=1"]
-    together = call(monkeypatch, capsys, *short, "--root", str(tmp_path / "together"), "--jobs", "2")
-    one_by_one = call(monkeypatch, capsys, *short, "--root", str(tmp_path / "one"))
+    together = paper_json(monkeypatch, capsys, *short, "--root", str(tmp_path / "together"), "--jobs", "2")
+    one_by_one = paper_json(monkeypatch, capsys, *short, "--root", str(tmp_path / "one"))
     assert together == one_by_one
     assert len(list(tmp_path.rglob("results.json"))) == 4
+
+
+def test_kept_figures_give_the_same_table_and_a_check_repeats_the_cheapest_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, kept = ["table4", "--scale", "smoke", "--only", "small clients/local SSL"], tmp_path / "results"
+    made = paper_json(
+        monkeypatch, capsys, *table, "--seeds", "2", "--root", str(tmp_path / "runs"), "--keep", str(kept), "--quiet"
+    )
+    files = sorted(kept.rglob("*.json"))
+    assert [file.name for file in files] == [f"all-local-SSL-seed{k}-small.json" for k in (0, 1)]
+    assert {"command", "commit", "hours", "seed", "clients"} <= json.loads(files[0].read_text()).keys()
+    assert paper_json(monkeypatch, capsys, *table, "--show", str(kept)) == made
+    same = paper_json(monkeypatch, capsys, *table, "--check", str(kept))
+    figures = same["kept"]
+    assert isinstance(figures, list)
+    assert same["found"] == figures[0]  # the same seed on the same machine
+    assert same["agrees"] is True
+    low, high = cast(list[float], same["expected"])
+    half = 12.706 * abs(figures[0] - figures[1]) / 2**0.5 * 1.5**0.5  # t quantile, deviation of two values, 1 + 1/2
+    assert (low, high) == pytest.approx((sum(figures) / 2 - half, sum(figures) / 2 + half))
+    for file in files:  # someone's better figures
+        values = json.loads(file.read_text())
+        for client in values["clients"].values():
+            client["linear_all"] = 99.0 + values["seed"] / 100
+        file.write_text(json.dumps(values))
+    monkeypatch.setattr(sys, "argv", ["hetero-ssfl", "paper", *table, "--check", str(kept)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 1
+    assert "is outside" in capsys.readouterr().out
+
+
+def test_a_damaged_result_and_a_check_without_results_are_one_sentence(
+    tmp_path: Path, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, said = call("paper", "table1", "--scale", "smoke", "--check", tmp_path)
+    assert (code, "no cell of scale smoke" in said) == (2, True)
+    file = tmp_path / "smoke" / "table1" / "CIFAR-10-FedU-seed0.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"command": "", "seed": 1}')
+    code, _, said = call("paper", "table1", "--scale", "smoke", "--show", tmp_path)
+    assert (code, "is not a result of" in said) == (2, True)
+    code, _, said = call("paper", "table1", "--keep", tmp_path, "--set", "rounds=1")
+    assert (code, "Leave out --set" in said) == (2, True)

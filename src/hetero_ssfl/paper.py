@@ -1,7 +1,8 @@
-"""The paper's four tables, cell by cell, at three scales.
+"""The paper's four tables, cell by cell, at four scales.
 
-`full` is exactly the paper's setting (GPUs), `laptop` is a scaled-down version for 2 cores, and `smoke` runs every cell
-in seconds on embedded digits instead of the real data sets, to show that the code works.
+`full` is exactly the paper's setting (GPUs). `workstation` is the scale of docs/results.md: encoders that learn, in
+minutes per cell on one core. `laptop` is smaller. `smoke` runs every cell in seconds on embedded digits instead of the
+real data sets, to show that the code works.
 A cell is one run folder per seed. Missing or unfinished runs are run or resumed.
 """
 
@@ -20,16 +21,18 @@ from rich.table import Table
 
 from .config import Config, load_config, parse_config
 from .errors import ConfigError
-from .events import ClientTrained
+from .events import ClientTrained, RoundDone
 from .federation import start
 from .progress import RunView
-from .report.tables import Result
+from .report.tables import Result, interval95
 from .runs import RunFolder
 
 TableName = Literal["table1", "table2", "table3", "table4"]
-Scale = Literal["full", "laptop", "smoke"]
+Scale = Literal["full", "workstation", "laptop", "smoke"]
 
 HETERO, OURS = "Hetero-SSFL", "Hetero-SSFL, our defaults"
+OURS_RAD = "Hetero-SSFL with RAD images, our defaults"
+ALONE, ALONE_RAD = "local SSL, our defaults", "local SSL with RAD images, our defaults"
 GLOBAL = "global model"
 
 # The paper's alignment settings that differ from our defaults. The preset `paper` already contains them.
@@ -47,10 +50,20 @@ ROW_SETTINGS: dict[str, list[str]] = {
     "FedEMA": ["method=fedema"],
     HETERO: ["method=hetero-ssfl", *LITERAL],
     OURS: ["method=hetero-ssfl"],
+    OURS_RAD: ["method=hetero-ssfl", "rad.in_ssl=true"],
+    ALONE: ["method=local"],
+    ALONE_RAD: ["method=local", "rad.in_ssl=true"],
+    "FedEMA with RAD images": ["method=fedema", "rad.in_ssl=true"],
     "supervised FedAvg": ["method=fedavg"],
     "central BYOL": ["method=local", "clients.count=1", "partition.kind=iid"],
     "local SSL": ["method=local"],
 }
+
+OUR_ROWS = (OURS, OURS_RAD, ALONE, ALONE_RAD)
+
+# Settings of each method at scale `workstation`, chosen on validation images with the same number of trials for each:
+# experiments/selection.py, results/selection/.
+CHOSEN: dict[str, list[str]] = {}
 
 DATA: dict[str, list[str]] = {
     "CIFAR-10": ["data.source=cifar10", "averaging.threshold=0.4"],
@@ -60,9 +73,36 @@ DATA: dict[str, list[str]] = {
 
 MU = {"CIFAR-10": "0.5", "CIFAR-100": "0.5", "Tiny-ImageNet": "1"}
 
+# The recipe of preset `cifar10-workstation`, which our own rows use at that scale. The other rows train with BYOL (or
+# SimSiam) as their authors do.
+RECIPE = [
+    "ssl.kind=simclr",
+    "optim.kind=adamw",
+    "optim.lr=0.001",
+    "optim.weight_decay=0.01",
+    "optim.warmup=0.5",
+    "alignment.estimator=debiased",
+    "alignment.augment_rad=false",
+]
+
+# What all rows of scale `workstation` share: the images, views and batches of preset `cifar10-workstation`, for fewer
+# epochs.
+WORKSTATION = [
+    "data.limit=20000",
+    "data.validation=2000",
+    "rad.size=2000",
+    "rounds=10",
+    "local_epochs=2",
+    "optim.batch=128",
+    "alignment.rad_batch=256",
+    *("views.brightness=0.4", "views.contrast=0.4", "views.saturation=0.4", "views.hue=0.1"),
+    "evaluation.every=0",
+]
+
 # preset, overrides, (small model, large model): clients of Hetero-SSFL alternate, all others have the large one.
 SCALES: dict[str, tuple[str, list[str], tuple[str, str]]] = {
     "full": ("paper", [], ("resnet18", "resnet34")),
+    "workstation": ("cifar10-laptop", WORKSTATION, ("resnet8(width=16)", "resnet14(width=16)")),
     "laptop": ("cifar10-laptop", ["evaluation.every=0"], ("resnet8(width=16)", "resnet14(width=16)")),
     "smoke": ("smoke", ["evaluation.every=0", "local_epochs=2"], ("resnet8(width=4)", "resnet8(width=8)")),
 }
@@ -77,6 +117,10 @@ FIGURES: dict[str, dict[str, list[str]]] = {
         "FedEMA": ["81.2 ± 1.6", "61.8 ± 0.31", "58.2 ± 3.1"],
         HETERO: ["90.29 ± 0.3", "67.7 ± 0.21", "61.5 ± 1.8"],
         OURS: ["-", "-", "-"],
+        OURS_RAD: ["-", "-", "-"],
+        ALONE: ["-", "-", "-"],
+        ALONE_RAD: ["-", "-", "-"],
+        "FedEMA with RAD images": ["-", "-", "-"],
         "supervised FedAvg": ["68.5 ± 1.7", "44.29 ± 1.34", "27.2 ± 3.2"],
         "central BYOL": ["94.3 ± 0.2", "74.2 ± 0.67", "78.7 ± 1.3"],
     },
@@ -97,6 +141,7 @@ FIGURES: dict[str, dict[str, list[str]]] = {
     "table4": {
         "local SSL": ["71.9", "77.8"],
         HETERO: ["85.4", "93.7"],
+        ALONE: ["-", "-"],
         OURS: ["-", "-"],
     },
 }
@@ -134,7 +179,7 @@ class Cell:
     def config(self, scale: str, seed: int, overrides: Sequence[str] = ()) -> Config:
         preset, changes, (small, large) = SCALES[scale]
         data = self.column if self.column in DATA else {"table3": "CIFAR-100", "table4": "CIFAR-10"}[self.table]
-        mixed = self.row in (HETERO, OURS) or self.table == "table4"
+        mixed = self.row in (HETERO, *OUR_ROWS) or self.table == "table4"
         models = [small, large] if mixed else [large]
         settings = [
             f"name={self.table}",
@@ -153,8 +198,11 @@ class Cell:
 
 
 def _ours(scale: str, row: str) -> list[str]:
-    """Return our defaults as overrides at full scale, where the preset `paper` replaces them."""
-    if scale != "full" or row != OURS:
+    """Return our recipe at scale `workstation`, and our defaults as overrides at full scale, where preset `paper`
+    replaces them."""
+    if scale == "workstation":
+        return RECIPE if row in OUR_ROWS else CHOSEN.get(row, [])
+    if scale != "full" or row not in OUR_ROWS:
         return []
     ours = Config().alignment
     keys = ("layer", "row_normalize", "power", "augment_rad", "mu")
@@ -213,56 +261,63 @@ def _run_alone(config: str, path: Path) -> None:
 
 @dataclass(frozen=True)
 class RunScore:
-    """One seed of a cell."""
+    """One seed of a cell: what a table needs of a finished run, and how it was made."""
 
-    clients: list[float]
-    """The metric of every client of this cell that trained."""
-    shared: float | None
-    """The metric of the global model, if the method has one."""
-    classifier: float | None
-    """The accuracy of the supervised baseline's own classifier."""
+    seed: int
+    clients: dict[str, dict[str, float]]
+    """The metrics of every client of this cell that trained."""
+    shared: dict[str, float]
+    """The metrics of the global model, if the method has one."""
     never_trained: int
     lost: list[str]
     """Descriptions of excluded replies and of clients that were absent at the end."""
     bytes_sent: float | None
+    hours: float
+    commit: str
+
+    def values(self, metric: str) -> list[float]:
+        return [figures[metric] for figures in self.clients.values() if metric in figures]
 
 
-def score_run(cell: Cell, folder: RunFolder, metric: str) -> RunScore:
-    results, events = Result.read(folder).results, folder.events()
+def score_run(cell: Cell, folder: RunFolder) -> RunScore:
+    result, events = Result.read(folder), folder.events()
     replies = [e for e in events if isinstance(e, ClientTrained) and e.round > 0]
     trained = {e.client for e in replies if e.excluded is None}
-    shown = dict(list(results["clients"].items())[cell.clients_shown])
-    known = sorted({key for figures in shown.values() for key in figures})
-    figures = [values[metric] for name, values in shown.items() if metric in values and name in trained]
-    if known and metric not in known:
-        raise ConfigError(f"'{folder.path}' has no metric '{metric}'. Choose --metric from: {', '.join(known)}.")
-    shared = results.get("global", {})
+    shown = dict(list(result.results["clients"].items())[cell.clients_shown])
     lost = [f"{e.client} in round {e.round}: {e.excluded}" for e in replies if e.excluded is not None]
-    lost += [f"{name} was absent at the end" for name in results.get("absent", [])]
+    lost += [f"{name} was absent at the end" for name in result.results.get("absent", [])]
     sizes = [e.bytes_up + e.bytes_down for e in replies if e.bytes_up is not None]
     return RunScore(
-        clients=figures,
-        shared=shared.get(metric),
-        classifier=shared.get("classifier_all"),
+        seed=result.config.seed,
+        clients={name: figures for name, figures in shown.items() if name in trained},
+        shared=result.results.get("global", {}),
         never_trained=len(set(shown) - trained),
         lost=lost,
         bytes_sent=mean(sizes) if sizes else None,
+        hours=round(sum(e.seconds for e in events if isinstance(e, RoundDone)) / 3600, 3),
+        commit=str(folder.read_json("environment.json").get("commit")),
     )
 
 
-def score(cell: Cell, scale: Scale, seeds: int, root: Path, metric: str = "linear_all") -> dict[str, Any]:
+def finished_runs(cell: Cell, scale: Scale, seeds: int, root: Path) -> list[RunScore]:
+    folders = [RunFolder(cell.folder(root, scale, seed)) for seed in range(seeds)]
+    return [score_run(cell, folder) for folder in folders if folder.finished]
+
+
+def score(cell: Cell, runs: list[RunScore], metric: str = "linear_all") -> dict[str, Any]:
     """Return a cell's accuracy after the last round.
 
     For methods with a global model, this is the accuracy of that model, as their authors report it; for other methods
     it is the mean over the clients' own models, `clients_mean`. Only clients that trained are averaged.
     """
-    folders = [RunFolder(cell.folder(root, scale, seed)) for seed in range(seeds)]
-    runs = [score_run(cell, folder, metric) for folder in folders if folder.finished]
-    client_means = [mean(run.clients) for run in runs if run.clients]
-    shared = [run.shared for run in runs if run.shared is not None]
+    known = sorted({name for run in runs for figures in run.clients.values() for name in figures})
+    if known and metric not in known:
+        raise ConfigError(f"'{cell.name}' has no metric '{metric}'. Choose --metric from: {', '.join(known)}.")
+    client_means = [mean(run.values(metric)) for run in runs if run.values(metric)]
+    shared = [run.shared[metric] for run in runs if metric in run.shared]
     values = shared or client_means
-    spreads = [stdev(run.clients) for run in runs if len(run.clients) > 1]
-    classifiers = [run.classifier for run in runs if run.classifier is not None]
+    spreads = [stdev(run.values(metric)) for run in runs if len(run.values(metric)) > 1]
+    classifiers = [run.shared["classifier_all"] for run in runs if "classifier_all" in run.shared]
     sent = [run.bytes_sent for run in runs if run.bytes_sent is not None]
     return {
         "cell": cell.name,
@@ -270,11 +325,12 @@ def score(cell: Cell, scale: Scale, seeds: int, root: Path, metric: str = "linea
         "seeds": len(values),
         "mean": mean(values) if values else None,
         "sd_over_seeds": stdev(values) if len(values) > 1 else None,
+        "interval95": interval95(values),
         "of": GLOBAL if shared else "clients",
         "clients_mean": mean(client_means) if client_means else None,
         "sd_over_clients": mean(spreads) if spreads else None,
         "classifier_mean": mean(classifiers) if classifiers else None,
-        "trained_clients": sum(len(run.clients) for run in runs),
+        "trained_clients": sum(len(run.values(metric)) for run in runs),
         "never_trained_clients": sum(run.never_trained for run in runs),
         "lost": [text for run in runs for text in run.lost],
         "bytes_per_client_and_round": round(mean(sent)) if sent else None,

@@ -83,13 +83,20 @@ def compare(
 
 def paper(
     table: Annotated[Literal["table1", "table2", "table3", "table4"], typer.Argument(help="The table of the paper.")],
-    scale: Annotated[Literal["full", "laptop", "smoke"], typer.Option(help="The size of the experiments.")] = "laptop",
+    scale: Annotated[
+        Literal["full", "workstation", "laptop", "smoke"], typer.Option(help="The size of the experiments.")
+    ] = "laptop",
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions, seeds 0 to N-1.")] = 1,
     only: Annotated[str | None, typer.Option(help="Only this cell (CIFAR-10/FedEMA), row or column.")] = None,
     metric: Annotated[
         str, typer.Option(help="linear_all, linear_own (only the client's own classes), knn_all, finetune_1%, ...")
     ] = "linear_all",
     root: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/paper"),
+    keep: Annotated[Path | None, typer.Option(help="Also write each run's figures as a small file here.")] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="Run the cheapest cell that is kept here again, and compare; print no table.")
+    ] = None,
+    show: Annotated[Path | None, typer.Option(help="Print the table from the figures kept here; run nothing.")] = None,
     set_: Set = None,
     device: Annotated[str | None, typer.Option(help="Where to train, such as cuda:0; by default cpu.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; each uses engine.workers processes.")] = 1,
@@ -106,12 +113,33 @@ def paper(
       hetero-ssfl paper table4 --seeds 3
       hetero-ssfl paper table1 --scale full --dry-run
       hetero-ssfl paper table1 --scale full --device cuda:0 --jobs 2
+      hetero-ssfl paper table1 --scale workstation --seeds 3 --keep results
+      hetero-ssfl paper table1 --scale workstation --check results
 
-    The exit code is 1 if a cell lost a reply or a client to a fault. Such cells are marked in the table.
+    The exit code is 1 if a cell lost a reply or a client to a fault (such cells are marked in the table), or if --check
+    finds another figure.
     """
-    from ..paper import cells_of, paper_table, run_cells, score
+    from .. import paper_results
+    from ..errors import ConfigError
+    from ..paper import cells_of, finished_runs, paper_table, run_cells, score
 
     cells = cells_of(table, only)
+    if set_ and (keep or check):
+        raise ConfigError(f"--{'keep' if keep else 'check'} is for the table's own settings. Leave out --set.")
+    if check:
+        compared = paper_results.check(cells, scale, check, metric, err)
+        if as_json:
+            print_json(compared)
+        else:
+            verdict = "agrees with" if compared["agrees"] else "is outside"
+            low, high = compared["expected"]
+            out.print(
+                f"{compared['cell']}: {compared['found']:.1f} {verdict} {low:.1f} to {high:.1f}, the 95 % interval for "
+                f"one more run after {len(compared['kept'])} kept ones",
+                highlight=False,
+                soft_wrap=True,
+            )
+        sys.exit(0 if compared["agrees"] else 1)
     overrides = [*([f"engine.device={device}"] if device else []), *(set_ or [])]
     if dry_run:
         from ..costs import cost_table, costs_of
@@ -123,11 +151,16 @@ def paper(
             out.print(cost_table(costs))
         return
     try:
-        run_cells(cells, scale, seeds, root, err, quiet, overrides, jobs)
+        if not show:
+            run_cells(cells, scale, seeds, root, err, quiet, overrides, jobs)
     except KeyboardInterrupt:
         err.print("Interrupted. Finished cells are kept. Run the same command again to continue.")
         sys.exit(130)
-    scores = [score(cell, scale, seeds, root, metric) for cell in cells]
+    finally:
+        if keep:
+            paper_results.keep(cells, scale, seeds, root, keep)
+    runs = {c: paper_results.kept_runs(show, c, scale) if show else finished_runs(c, scale, seeds, root) for c in cells}
+    scores = [score(cell, runs[cell], metric) for cell in cells]
     if as_json:
         print_json({"table": table, "scale": scale, "cells": scores})
     else:

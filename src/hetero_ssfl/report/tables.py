@@ -1,6 +1,7 @@
 """Tables of results and of differences between runs."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
@@ -115,6 +116,23 @@ def compare_rows(results: list[Result], metric: str) -> list[dict[str, Any]]:
     for row, members in zip(rows, groups.values(), strict=True):
         row["interval"] = paired_interval(next(iter(groups.values())), members, metric)
     return rows
+
+
+# The 97.5 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+def student(seeds: int) -> float:
+    """Return the quantile for an interval around the mean of `seeds` values."""
+    return STUDENT[min(seeds - 1, len(STUDENT)) - 1]
+
+
+def interval95(values: Sequence[float]) -> list[float] | None:
+    """Return the 95 % interval of the mean: mean ± t s / sqrt(n). It is wide for 2 or 3 seeds, and says so."""
+    if len(values) < 2:
+        return None
+    half = student(len(values)) * stdev(values) / len(values) ** 0.5
+    return [mean(values) - half, mean(values) + half]
 
 
 def paired_interval(first: list[Result], second: list[Result], metric: str, draws: int = 4000) -> list[float] | None:

@@ -1,0 +1,82 @@
+"""Results of the paper's tables as small files that can be committed, and a check that they can be repeated.
+
+One file per cell and seed, RESULTS/SCALE/TABLE/CELL-seedN.json: the figures of `RunScore`, and the command that made
+them. Run folders (gigabytes) need not be kept.
+"""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.console import Console
+
+from .errors import ConfigError
+from .paper import Cell, RunScore, Scale, run_cells, score, score_run
+from .report.tables import student
+from .runs import RunFolder
+
+
+def result_file(results: Path, cell: Cell, scale: Scale, seed: int) -> Path:
+    column = f"-{cell.column.split()[0]}" if cell.table == "table4" else ""  # two columns of Table 4 share a run
+    return results / scale / cell.table / f"{cell.folder(Path(), scale, seed).name}{column}.json"
+
+
+def keep(cells: Sequence[Cell], scale: Scale, seeds: int, root: Path, results: Path) -> None:
+    """Write the figures of all finished runs."""
+    for cell in cells:
+        for seed in range(seeds):
+            folder = RunFolder(cell.folder(root, scale, seed))
+            if not folder.finished:
+                continue
+            command = f"hetero-ssfl paper {cell.table} --scale {scale} --only '{cell.name}' --seeds {seeds}"
+            file = result_file(results, cell, scale, seed)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps({"command": command, **asdict(score_run(cell, folder))}, indent=1) + "\n")
+
+
+def kept_runs(results: Path, cell: Cell, scale: Scale) -> list[RunScore]:
+    """Return the kept runs of a cell, by seed."""
+    pattern = result_file(results, cell, scale, 0).name.replace("seed0", "seed*")
+    files = sorted((results / scale / cell.table).glob(pattern.replace("[", "[[]")))
+    return sorted((_read(file) for file in files), key=lambda run: run.seed)
+
+
+def _read(file: Path) -> RunScore:
+    try:
+        values = json.loads(file.read_text())
+        values.pop("command")
+        return RunScore(**values)
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"'{file}' is not a result of `hetero-ssfl paper --keep`. Delete it and run again.") from None
+
+
+def check(cells: Sequence[Cell], scale: Scale, results: Path, metric: str, console: Console) -> dict[str, Any]:
+    """Run the cheapest kept run again, and compare it with the interval for one more run of its cell.
+
+    The interval is mean ± t s sqrt(1 + 1/n) over the kept seeds. The same seed on the same kind of machine repeats the
+    kept figure to the digit.
+    """
+    kept = {cell: kept_runs(results, cell, scale) for cell in cells}
+    comparable = [(cell, runs) for cell, runs in kept.items() if len(runs) > 1]
+    if not comparable:
+        raise ConfigError(f"'{results}' has no cell of scale {scale} with two seeds or more. Make them with --keep.")
+    cell, runs = min(comparable, key=lambda entry: entry[1][0].hours)
+    figures = [float(score(cell, [run], metric)["mean"]) for run in runs]
+    half = student(len(runs)) * stdev(figures) * (1 + 1 / len(runs)) ** 0.5
+    with tempfile.TemporaryDirectory() as place:
+        run_cells([cell], scale, 1, Path(place), console, quiet=False)
+        again = score_run(cell, RunFolder(cell.folder(Path(place), scale, 0)))
+    found = float(score(cell, [again], metric)["mean"])
+    expected = [mean(figures) - half, mean(figures) + half]
+    return {
+        "cell": cell.name,
+        "metric": metric,
+        "kept": figures,
+        "expected": expected,
+        "found": found,
+        "agrees": expected[0] <= found <= expected[1] and not again.lost,
+    }
