@@ -24,7 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hetero_ssfl.config import load_config
+from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.events import Evaluated, Evaluating, Event, RoundBegun, RoundDone
 from hetero_ssfl.federation import start
 from hetero_ssfl.progress import RunView
@@ -32,6 +32,7 @@ from hetero_ssfl.runs import RunFolder, environment
 
 RESULTS = Path(__file__).parents[1] / "results" / "recipe"
 MACHINE = "2 cores, no GPU"
+ONE_CORE = ["engine.workers=1", "engine.threads=1"]
 
 SGD = ["optim.warmup=0.5"]
 ADAM = ["optim.kind=adamw", "optim.lr=1e-3", "optim.weight_decay=0.01", "optim.warmup=0.5"]
@@ -150,14 +151,22 @@ def cpu_seconds() -> float:
 def run(stage: str, variant: str, seed: int, root: Path, test: bool, console: Console) -> None:
     preset, common = COMMON[stage]
     changes = [*common, *VARIANTS[stage][variant]]
-    config = load_config(preset, [f"seed={seed}", "engine.workers=1", "engine.threads=1", *changes])
-    path = root / f"{variant}-seed{seed}"
-    with RunView(console, f"{variant}, seed {seed}") as view, suppress(StoppedBeforeTestError):
+    config = load_config(preset, [f"seed={seed}", *ONE_CORE, *changes])
+    measured = measure(config, root / f"{variant}-seed{seed}", f"{variant}, seed {seed}", test, console)
+    result = {"variant": variant, "preset": preset, "overrides": changes, "seed": seed, **measured}
+    write_result(result_file(variant, seed), result)
+
+
+def measure(config: Config, path: Path, title: str, test: bool, console: Console) -> dict[str, Any]:
+    """Train in a run folder, or continue there, and return the figures on validation images."""
+    with RunView(console, title) as view, suppress(StoppedBeforeTestError):
         start(config, path, Stopwatch(view, path, test))
-    result = {"variant": variant, "preset": preset, "overrides": changes, "seed": seed, **figures(path)}
-    result |= {"commit": environment()["commit"], "machine": MACHINE}
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    result_file(variant, seed).write_text(json.dumps(result, indent=1) + "\n")
+    return {**figures(path), "commit": environment()["commit"], "machine": MACHINE}
+
+
+def write_result(file: Path, result: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def figures(path: Path) -> dict[str, Any]:

@@ -1,0 +1,110 @@
+"""Choose each method's settings for `paper --scale workstation`, on validation images of CIFAR-10, seed 0.
+
+    HETERO_SSFL_DATA=... python experiments/selection.py                # resumable; a trial takes minutes on one core
+    HETERO_SSFL_DATA=... python experiments/selection.py --only FedEMA
+    python experiments/selection.py --table                             # print what is there, run nothing
+
+Every method gets six trials of half the table's length (5 rounds of 2 epochs):
+1. four optimisers;
+2. with the best of them, two values of the method's own setting (mu, tau, threshold), or two more learning rates.
+The best mean linear probe over the clients' models wins. Test images are not looked at. The winners stand in
+`hetero_ssfl.paper.CHOSEN`. Our own rows are not chosen here: their recipe comes from experiments/recipe.py, which took
+more trials than six.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from recipe import ONE_CORE, measure, write_result
+from rich.console import Console
+
+from hetero_ssfl.paper import HETERO, Cell, cells_of
+
+RESULTS = Path(__file__).parents[1] / "results" / "selection"
+SHORT = ["rounds=5", "evaluation.every=5", "evaluation.untrained=false"]
+
+Trial = tuple[str, list[str]]
+
+
+def sgd(lr: str) -> Trial:
+    return f"sgd {lr}", ["optim.kind=sgd", f"optim.lr={lr}", "optim.warmup=0.5"]
+
+
+def adamw(lr: str) -> Trial:
+    return f"adamw {lr}", ["optim.kind=adamw", f"optim.lr={lr}", "optim.weight_decay=0.01", "optim.warmup=0.5"]
+
+
+OPTIMISERS = [sgd("0.03"), sgd("0.1"), adamw("0.001"), adamw("0.003")]
+
+OWN_SETTINGS: dict[str, list[str]] = {
+    "FedU": ["averaging.threshold=0.2", "averaging.threshold=0.8"],
+    "FedEMA": ["averaging.tau=0.5", "averaging.tau=0.9"],
+    HETERO: ["alignment.mu=4", "alignment.mu=16"],
+}
+
+ROWS = ["FedBYOL", "FedSimSiam", "FedU", "FedEMA", HETERO, "supervised FedAvg", "central BYOL", "local SSL"]
+
+
+def cell_of(row: str) -> Cell:
+    if row == "local SSL":
+        return cells_of("table4", f"small clients/{row}")[0]
+    return cells_of("table1", f"CIFAR-10/{row}")[0]
+
+
+def second_trials(row: str, best: Trial) -> list[Trial]:
+    """Return the method's own settings with the best optimiser, or that optimiser with two more learning rates."""
+    name, settings = best
+    own = OWN_SETTINGS.get(row)
+    if own:
+        return [(f"{name} {setting.partition('.')[2]}", [*settings, setting]) for setting in own]
+    kind, lr = name.split()
+    make = {"sgd": sgd, "adamw": adamw}[kind]
+    return [make(f"{float(lr) * factor:.4g}") for factor in (0.5, 2)]
+
+
+def file_of(row: str, trial: str) -> Path:
+    return RESULTS / f"{row} {trial}.json".replace(" ", "-")
+
+
+def run_trials(row: str, trials: list[Trial], root: Path, console: Console) -> None:
+    for name, settings in trials:
+        file = file_of(row, name)
+        if not file.exists():
+            config = cell_of(row).config("workstation", 0, [*SHORT, *ONE_CORE, *settings])
+            title = f"{row}, {name}"
+            measured = measure(config, root / file.stem, title, test=False, console=console)
+            write_result(file, {"row": row, "trial": name, "overrides": settings, **measured})
+
+
+def kept(row: str) -> list[dict[str, Any]]:
+    """Return the finished trials of a method, the best first."""
+    trials = [json.loads(file.read_text()) for file in RESULTS.glob("*.json")]
+    return sorted((t for t in trials if t["row"] == row), key=lambda t: -t["linear_all"])
+
+
+def print_table() -> None:
+    print("| method | trial | linear probe | kNN | core minutes |\n|---|---|---|---|---|")
+    for row in ROWS:
+        for trial in kept(row):
+            figures = [f"{trial[key]:.1f}" for key in ("linear_all", "knn_all", "core_minutes")]
+            print(f"| {row} | {trial['trial']} | " + " | ".join(figures) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", metavar="METHOD", default=ROWS)
+    parser.add_argument("--root", type=Path, default=Path("runs/selection"))
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    if not arguments.table:
+        for row in arguments.only:
+            run_trials(row, OPTIMISERS, arguments.root, Console())
+            first = next(t for t in kept(row) if t["trial"] in dict(OPTIMISERS))
+            run_trials(row, second_trials(row, (first["trial"], first["overrides"])), arguments.root, Console())
+    print_table()
+
+
+if __name__ == "__main__":
+    main()
