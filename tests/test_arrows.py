@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "federation.strategy": {"config", "errors", "methods", RECORDS},
     "federation": {RUNNING},
     # User interfaces.
-    "report": BASE | {"consensus", "evaluation", "events", "methods", "runs"},  # no encoders, no federation
+    "report": BASE | {"consensus", "evaluation", "events", "methods", "runs", "theory_words"},  # no encoders
     "use": BASE | {"data", "models", "evaluation", "events", "federation", SITES, "report", "runs"},
     "progress": {"events"},
     "doctor": set(),
@@ -58,9 +58,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweep": BASE | {"federation", "report", "progress"},
     "theory": {"config"},
     "measured_theory": BASE | {"data", "models", "objectives", "training", "methods", "runs", RUNNING, SITES, "theory"},
+    "theory_words": {"measured_theory"},  # its types only
+    "paper_results": BASE | {"paper", "report", "runs"},
     "cli": BASE
     | {"__init__", "federation", ENGINES, "report", "progress", "runs", "use"}
-    | {"doctor", "deploy", "describe", "demo", "paper", "costs", "sweep", "theory", "measured_theory"},
+    | {"doctor", "deploy", "describe", "demo", "paper", "paper_results", "costs", "sweep"}
+    | {"theory", "measured_theory", "theory_words"},
 }
 
 

@@ -280,10 +280,23 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(f): hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.rglob("*") if f.is_file()}
 
 
-def test_the_command_prints_tables_and_sentences_and_changes_nothing(finished: RunFolder, call: Call) -> None:
-    before = digests(finished.path)
-    code, shown, _ = call("theory", finished.path, "--steps", 2, "--quiet")
-    assert (code, digests(finished.path)) == (0, before)
+def test_the_command_prints_tables_and_sentences_and_only_adds_what_a_report_shows(
+    finished: RunFolder, tmp_path: Path, call: Call
+) -> None:
+    path = Path(shutil.copytree(finished.path, tmp_path / "run"))
+    before = digests(path)
+    code, shown, _ = call("theory", path, "--steps", 2, "--quiet")
+    after = digests(path)
+    assert after.pop(str(path / "theory.json"))
+    assert (code, after) == (0, before)
+    page = tmp_path / "page.html"
+    assert call("report", path, "-o", page)[0] == 0
+    section = page.read_text().partition('id="theory"')[2].partition("</section>")[0]
+    assert section.count("client-002") == 2
+    assert "times the size of the measured change" in section
+    (path / "theory.json").write_text('{"rounds": [{"round": 1}]}')
+    code, _, said = call("report", path, "-o", page)
+    assert (code, "is not what `hetero-ssfl theory` writes" in said.replace("\n", " ")) == (2, True)
     assert "round 1 from the untrained networks: E = 2 steps, eta = 0.032, mu = 4, L = 32" in shown
     assert "round 2 from the networks of round 2" in shown
     assert shown.count("client-002") == 2

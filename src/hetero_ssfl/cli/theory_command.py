@@ -1,19 +1,14 @@
 """`hetero-ssfl theory`: parse, call, print. Heavy imports wait until the command runs."""
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from ..theory_words import FILE, HEAD, as_content, findings, row
 from .terminal import Json, Quiet, err, out, print_json, say
-
-if TYPE_CHECKING:
-    from ..measured_theory import ClientFigures, MeasuredRound
 
 
 def theory(
@@ -28,7 +23,8 @@ def theory(
       hetero-ssfl theory runs/a
       hetero-ssfl theory runs/a --steps 20 --json
 
-    Every client trains a few steps from its untrained and from its saved networks. The run folder does not change.
+    Every client trains a few steps from its untrained and from its saved networks, which stay as they are. The figures
+    are also written to theory.json in the run folder, where `hetero-ssfl report` finds them.
     """
     from rich.progress import BarColumn, Progress
 
@@ -40,137 +36,38 @@ def theory(
     with Progress("measuring", BarColumn(), console=err, transient=True, disable=quiet) as bar:
         task = bar.add_task("", total=rounds_to_measure(folder) * folder.config.clients.count)
         measured = measure(folder, steps, lambda: bar.advance(task))
-    findings, changes = how_loose(measured), changed_assumptions(folder.config)
+    content: dict[str, Any] = {
+        "rounds": [as_content(each) for each in measured],
+        "findings": findings(measured),
+        "changed_assumptions": changed_assumptions(folder.config),
+    }
+    folder.write_json(FILE, content)
     if as_json:
-        rounds = [as_content(each) for each in measured]
-        print_json({"run": str(folder.path), "rounds": rounds, "findings": findings, "changed_assumptions": changes})
+        print_json({"run": str(folder.path), **content})
         return
-    for each in measured:
+    for each in content["rounds"]:
         out.print(table_of(each))
-    for sentence in findings:
+    for sentence in content["findings"]:
         say(escape(sentence))
     say("Where the run differs from the theorem:")
-    for sentence in changes:
+    for sentence in content["changed_assumptions"]:
         say(f"- {escape(sentence)}")
 
 
-# --- tables ---
-
-
-def table_of(measured: "MeasuredRound") -> Table:
-    everyone = list(measured.clients.values())
-    fewest, most = (choose(f.constants.steps for f in everyone) for choose in (min, max))
-    title = (
-        f"round {measured.round} from the {measured.start}: E = {fewest if fewest == most else f'{fewest} to {most}'}"
+def table_of(measured: dict[str, Any]) -> Table:
+    everyone = list(measured["clients"].values())
+    fewest, most = (choose(f["constants"]["steps"] for f in everyone) for choose in (min, max))
+    table = Table(
+        title=escape(
+            f"round {measured['round']} from the {measured['start']}: "
+            f"E = {fewest if fewest == most else f'{fewest} to {most}'} steps, "
+            f"eta = {max(f['eta'] for f in everyone):.3g}, mu = {max(f['mu'] for f in everyone):g}, "
+            f"L = {everyone[0]['constants']['rows']}"
+        ),
+        title_justify="left",
     )
-    title += f" steps, eta = {max(f.eta for f in everyone):.3g}, mu = {max(f.mu for f in everyone):g}, "
-    title += f"L = {everyone[0].constants.rows}"
-    table = Table(title=escape(title), title_justify="left")
-    table.add_column("client")
-    columns = (
-        "measured change",
-        "bound",
-        "bound / |change|",
-        "L1",
-        "L2",
-        "P",
-        "R",
-        "sigma",
-        "largest eta",
-        "largest mu",
-    )
-    for name in columns:
-        table.add_column(name, justify="right")
-    for name, figures in measured.clients.items():
-        c = figures.constants
-        ratio = "-" if figures.ratio is None else f"{figures.ratio:.2g}"
-        values = (f"{value:.3g}" for value in (c.l1, c.l2, c.p, c.r, c.sigma))
-        allowed = (_limit(figures.largest_eta), _limit(figures.largest_mu))
-        table.add_row(escape(name), f"{figures.change:+.3g}", f"{figures.bound.total:+.3g}", ratio, *values, *allowed)
+    for name in HEAD:
+        table.add_column(name, justify="left" if name == "client" else "right")
+    for client, figures in measured["clients"].items():
+        table.add_row(*map(escape, row(client, figures)))
     return table
-
-
-def _limit(value: float) -> str:
-    return "none" if value == 0 else "any" if math.isinf(value) else f"{value:.2g}"
-
-
-def as_content(measured: "MeasuredRound") -> dict[str, Any]:
-    """Return a round for JSON. A limit of 0 means that no value is allowed, null that every value is."""
-    clients = {name: _figures(figures) for name, figures in measured.clients.items()}
-    return {"start": measured.start, "round": measured.round, "clients": clients}
-
-
-def _figures(f: "ClientFigures") -> dict[str, Any]:
-    limits = ("largest_eta", "largest_eta_without_alignment", "largest_mu")
-    return {
-        **{key: getattr(f, key) for key in ("before", "after_steps", "after_round", "change", "local_change", "ratio")},
-        "eta": f.eta,
-        "mu": f.mu,
-        "constants": vars(f.constants),
-        "bound": {**vars(f.bound), "local": f.bound.local, "total": f.bound.total},
-        "bound_for_every_step": f.bound_for_every_step,
-        **{key: None if math.isinf(getattr(f, key)) else getattr(f, key) for key in limits},
-    }
-
-
-# --- sentences ---
-
-
-def how_loose(measured: "Sequence[MeasuredRound]") -> list[str]:
-    """Return what the figures say about the bound."""
-    figures = [f for each in measured for f in each.clients.values()]
-    count = len(figures)
-    below = sum(f.change <= f.bound.total for f in figures)
-    sentences = [f"The measured change is below the bound in {below} of {count} measured rounds."]
-    ratios = [f.ratio for f in figures if f.ratio is not None]
-    if ratios:
-        sentences.append(
-            f"The bound is {median(ratios):.2g} times the size of the measured change (median; {min(ratios):.2g} to "
-            f"{max(ratios):.2g}). A ratio far above 1 means that the bound does not limit the loss in "
-            "practice."
-        )
-    sentences += [_about_lemma_1(figures), _about_the_kernel_term(figures), _about_eta(figures), _about_mu(figures)]
-    sentences.append(
-        "The constants are the largest values along the measured steps. Over all weights they are larger, so the true "
-        "bound is looser."
-    )
-    return [sentence for sentence in sentences if sentence]
-
-
-def _about_lemma_1(figures: "Sequence[ClientFigures]") -> str:
-    held = sum(f.local_change <= f.bound.local for f in figures)
-    promised = sum(f.bound.local < 0 for f in figures)
-    return (
-        f"Local steps alone (Lemma 1): the bound promises a decrease in {promised} of {len(figures)} rounds and holds "
-        f"in {held}; the median bound is {median(f.bound.local for f in figures):+.2g}, the median measured change "
-        f"{median(f.local_change for f in figures):+.2g}."
-    )
-
-
-def _about_the_kernel_term(figures: "Sequence[ClientFigures]") -> str:
-    aligned = [f for f in figures if f.bound.kernel > 0]
-    if not aligned:
-        return "mu is 0, so the new mean kernel does not change the loss."
-    shifts = [abs(f.after_round - f.after_steps) for f in aligned]
-    return (
-        f"New mean kernel (Lemma 2): the loss may change by {median(f.bound.kernel for f in aligned):.2g} (median) and "
-        f"changed by at most {max(shifts):.2g}. The proof of this term counts one gradient step; a round has E, and "
-        f"with the factor E the median bound is {median(f.bound_for_every_step for f in aligned):.2g}."
-    )
-
-
-def _about_eta(figures: "Sequence[ClientFigures]") -> str:
-    used, none = max(f.eta for f in figures), sum(f.largest_eta == 0 for f in figures)
-    alone = [f.largest_eta_without_alignment for f in figures]
-    words = f"eta: the run uses up to {used:.2g}. With the run's mu the theorem "
-    if none == len(figures):
-        words += "allows no positive eta"
-    else:
-        words += f"allows no positive eta in {none} of {len(figures)} rounds"
-    return f"{words}; with mu = 0 it allows {_limit(min(alone))} to {_limit(max(alone))}."
-
-
-def _about_mu(figures: "Sequence[ClientFigures]") -> str:
-    allowed, used = min(f.largest_mu for f in figures), max(f.mu for f in figures)
-    words = f"mu: the run uses {used:g}. The largest mu that the theorem allows for every client is {_limit(allowed)}"
-    return f"{words}, {used / allowed:.2g} times less." if 0 < allowed < used else f"{words}."

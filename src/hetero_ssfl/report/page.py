@@ -11,6 +11,7 @@ from . import record, sections
 from .gallery import gallery
 from .rad_features import FeatureReader, Map
 from .reported_run import read_runs
+from .theory_section import theory
 from .wording import metric_of
 
 
@@ -42,6 +43,7 @@ def render(paths: Sequence[Path], features: FeatureReader, kind: Map = "pca") ->
             spectrum,
             neighbours,
             maps,
+            *theory(runs),
             record.costs(runs),
             record.faults(runs),
             record.repeat(runs),
