@@ -13,6 +13,7 @@ from .comparing import compare, demo, paper, sweep
 from .data_commands import app as data_app
 from .deploy_commands import app as deploy_app
 from .report_command import report
+from .settings_command import settings
 from .terminal import BadImage, Json, Quiet, Set, configs, err, out, print_json, say
 from .theory_command import theory
 from .use_commands import app as use_app
@@ -231,7 +232,7 @@ def evaluate(
         out.print(f"mean ± sd over clients, {key}: {spread([s[key] for s in scores.values()])}")
 
 
-for command in (compare, report, paper, sweep, theory):
+for command in (settings, compare, report, paper, sweep, theory):
     app.command()(command)
 
 

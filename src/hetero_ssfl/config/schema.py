@@ -50,23 +50,29 @@ class DataConfig(Section):
     validation: NonNegativeInt = 200
     """Number of training images held out for choosing settings; no client trains on them. 0 without labels."""
     on_bad_image: Literal["error", "skip"] = "error"
+    """What to do with an image that cannot be read: stop, or skip and count it."""
     image_column: str | None = None
+    """The column of a parquet file or hub data set that contains the images; found by itself if there is one."""
     label_column: str | None = None
+    """The column that contains the labels; found by itself if there is one."""
 
 
 class PartitionConfig(Section):
     kind: Literal["iid", "classes", "dirichlet", "shards"] = "classes"
+    """How images are divided: at random, by whole classes, by a Dirichlet distribution, or by shards."""
     classes_per_client: PositiveInt | None = None
     """For `classes`: by default the number of classes divided by the number of clients (at least 1)."""
     alpha: PositiveFloat = 0.5
     """For `dirichlet`: smaller values make the clients more unequal."""
     shards_per_client: PositiveInt = 2
+    """For `shards`: the sorted images are cut into equal pieces, and each client gets this many."""
 
 
 class RadConfig(Section):
     """The Representation Alignment Dataset: unlabeled images that every participant has."""
 
     size: PositiveInt = 300
+    """Number of RAD images."""
     source: str | None = None
     """Another data set to take the RAD from; by default, training images that no client has."""
     in_ssl: bool = False
@@ -90,6 +96,7 @@ def as_model(value: Any) -> Any:
 
 class ClientsConfig(Section):
     count: PositiveInt = 5
+    """Number of clients."""
     per_round: PositiveInt | Annotated[float, Field(gt=0, le=1)] = 1.0
     """Clients that take part in each round: a number of clients, or a fraction of all clients."""
     models: tuple[Annotated[ModelConfig, BeforeValidator(as_model)], ...] = Field(
@@ -109,7 +116,9 @@ class SslConfig(Section):
     kind: Annotated[str, named_code("byol", "simsiam", "vicreg", "simclr", "barlow-twins")] = "byol"
     """The local loss. Or your own, as `package.module:callable`: (learner, views) -> (loss, projections)."""
     projector: tuple[PositiveInt, PositiveInt] = (256, 128)
+    """Hidden and output width of the projector."""
     predictor: PositiveInt = 256
+    """Hidden width of the predictor."""
     normalize: bool = True
     """true: BYOL's original loss, squared error of unit vectors; false: the paper's squared error of raw outputs."""
     symmetric: bool = True
@@ -134,15 +143,19 @@ class OptimConfig(Section):
     kind: Annotated[str, named_code("sgd", "adamw", "lars")] = "sgd"
     """The optimiser. Or your own, as `package.module:callable`: (parameters, lr) -> torch.optim.Optimizer."""
     lr: PositiveFloat = 0.032
+    """Learning rate, before schedule and warm-up."""
     momentum: Fraction = 0.9
     """Momentum of SGD and LARS."""
     weight_decay: NonNegativeFloat = 5e-4
+    """Weight decay."""
     batch: Annotated[int, Field(ge=2)] = 128
+    """Images per step."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """The cosine decay covers the whole run, not each round."""
     warmup: NonNegativeFloat = 0.0
     """Rounds over which the learning rate rises linearly from 0 (0.5 is half a round)."""
     clip_norm: PositiveFloat | None = None
+    """Scale gradients down to at most this norm."""
 
 
 class ViewsConfig(Section):
@@ -154,6 +167,7 @@ class ViewsConfig(Section):
     crop: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = (0.2, 1.0)
     """Smallest and largest fraction of the area that a random resized crop keeps."""
     flip: Fraction = 0.5
+    """Probability of a horizontal flip."""
     rotate: NonNegativeFloat = 0.0
     """Degrees to either side."""
     translate: Fraction = 0.0
@@ -161,13 +175,21 @@ class ViewsConfig(Section):
     shear: NonNegativeFloat = 0.0
     """Degrees to either side."""
     jitter: Fraction = 0.8
+    """Probability that brightness, contrast, saturation and hue are changed."""
     brightness: Fraction = 0.8
+    """Largest relative change of the brightness."""
     contrast: Fraction = 0.8
+    """Largest relative change of the contrast."""
     saturation: Fraction = 0.8
+    """Largest relative change of the saturation."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.2
+    """Largest shift of the hue, as a fraction of the colour circle."""
     grayscale: Fraction = 0.2
+    """Probability that a view loses its colour."""
     blur: Fraction = 0.0
+    """Probability of a Gaussian blur."""
     solarize: Fraction = 0.0
+    """Probability that bright pixels are inverted."""
     function: Annotated[str, named_code()] | None = None
     """Your own views instead, as `package.module:callable`: (batch, generator) -> batch."""
 
@@ -176,6 +198,7 @@ class AlignmentConfig(Section):
     """The term mu * distance(K_k, K_mean) and its variants. See docs/alignment.md."""
 
     mu: NonNegativeFloat = 4.0
+    """Weight of the alignment term; 0 switches it off."""
     ramp_rounds: NonNegativeInt = 0
     """Rounds over which mu grows linearly from 0 to its value; 0 for a constant mu."""
     layer: Layer = "encoder"
@@ -198,6 +221,7 @@ class AlignmentConfig(Section):
     temperature: PositiveFloat = 0.1
     """`relational-kl`: the temperature of the softmax over similarities."""
     center: bool = True
+    """Centre the kernels, as the name CKA says; the paper's formula does not."""
     normalize: bool = True
     """Scale each client's kernel to Frobenius norm 1 before averaging."""
     row_normalize: bool = True
@@ -219,6 +243,7 @@ class AlignmentConfig(Section):
     """Columns of the consensus factor that are sent; the smallest directions beyond it are cut off. A sketch has this
     many columns, or one per RAD image if there are fewer, in which case it is lossless."""
     wire: Literal["float32", "float16"] = "float32"
+    """Number format of what is sent."""
 
     @model_validator(mode="after")
     def _sketch_fits_the_wire(self) -> "AlignmentConfig":
@@ -248,20 +273,27 @@ class EvaluationConfig(Section):
     every: NonNegativeInt = 0
     """Rounds between two probes on the validation images (also before the first round); 0 for never."""
     probes: tuple[Literal["linear", "knn"], ...] = ("linear", "knn")
+    """Classifiers on the frozen encoder: a linear one, and nearest neighbours."""
     labels_per_class: PositiveInt | None = None
     """Labels per class that the probe may use; by default the labels of all clients' training images."""
     epochs: PositiveInt = 100
+    """Epochs of the linear probe."""
     lr: PositiveFloat = 0.003
+    """Learning rate of the linear probe (Adam)."""
     batch: PositiveInt = 512
+    """Images per step of the linear probe."""
     standardize: bool = True
     """Standardize each feature to mean 0 and deviation 1, so that encoders of different scales compare fairly."""
     hidden: NonNegativeInt = 0
     """Width of a hidden layer in the probe; 0 for a linear one."""
     neighbours: PositiveInt = 20
+    """Neighbours that vote in the probe `knn`."""
     label_shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
     """At the end, also probe with these fractions of the labels (0.01, 0.1), frozen and fine-tuned."""
     finetune_epochs: PositiveInt = 30
+    """Epochs of fine-tuning the whole encoder, for `label_shares`."""
     finetune_lr: PositiveFloat = 1e-3
+    """Learning rate of that fine-tuning."""
     untrained: bool = True
     """At the end, also probe the untrained encoders, as a baseline."""
 
@@ -274,6 +306,7 @@ class EngineConfig(Section):
     threads: PositiveInt = 1
     """Torch threads per worker. The number affects the last bits of the results."""
     device: str = "cpu"
+    """Where to train: `cpu`, `cuda:0`, ..."""
     precision: Precision = "float32"
     """Precision of training: float32, or mixed precision with torch's autocast (float16 with a gradient scaler)."""
     cpus_per_client: PositiveFloat = 1.0
@@ -302,10 +335,15 @@ class TrackingConfig(Section):
 
 class Config(Section):
     name: str = "run"
+    """What the run is called in tables and reports."""
     seed: NonNegativeInt = 0
+    """Seed of all random choices: data split, weights, views, selection of clients."""
     method: str = "hetero-ssfl"
+    """`hetero-ssfl`, `local`, `fedbyol`, `fedsimsiam`, `fedu`, `fedema`, `fedavg`, or `package.module:callable`."""
     rounds: PositiveInt = 10
+    """Rounds of the run."""
     local_epochs: PositiveInt = 5
+    """Passes of a client over its own images in each round."""
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     rad: RadConfig = RadConfig()

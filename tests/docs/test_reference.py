@@ -1,0 +1,65 @@
+"""`hetero-ssfl settings`, and the tables of the reference pages, which are committed."""
+
+import json
+import tomllib
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hetero_ssfl.config import Config, parse_config
+from hetero_ssfl.config.reference import Setting, all_settings
+
+ROOT = Path(__file__).parents[2]
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    spec = spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_committed_pages_are_what_the_command_writes(reference: ModuleType) -> None:
+    for page, text in reference.pages().items():
+        assert page.read_text() == text, f"{page.name} is out of date. Run: python docs/reference.py"
+        assert len(text.splitlines()) > 40
+
+
+@pytest.mark.parametrize("setting", all_settings(), ids=lambda s: s.key)
+def test_every_setting_has_a_meaning_and_its_default_is_accepted(setting: Setting) -> None:
+    assert setting.meaning.endswith("."), "a setting needs a sentence below it in schema.py"
+    if setting.default and not setting.key.startswith("clients.models"):
+        config = parse_config("", [f"{setting.key}={setting.default}"])
+        assert config == Config()
+
+
+def test_no_setting_is_missing() -> None:
+    described = {setting.key for setting in all_settings()}
+    default = tomllib.loads(Config().to_toml())
+    written = {key if not isinstance(value, dict) else f"{key}.{inner}"
+               for key, value in default.items() for inner in (value if isinstance(value, dict) else [""])}  # fmt: skip
+    assert written <= described
+
+
+def test_the_command_prints_a_setting_a_section_and_all(call: Call) -> None:
+    _, shown, _ = call("settings", "optim.batch")
+    assert shown.splitlines() == ["optim.batch = 128", "Images per step.", "values: a whole number at least 2"]
+    found = json.loads(call("settings", "alignment", "--json")[1])["settings"]
+    assert {"key": "alignment.mu", "default": "4.0", "values": "a number at least 0"}.items() <= found[0].items()
+    assert len(found) < len(json.loads(call("settings", "--json")[1])["settings"]) == len(all_settings())
+    assert json.loads(call("settings", "ssl.kind", "--json")[1])["settings"][0]["values"].startswith(
+        '"byol", "simsiam"'
+    )
+    assert "[views]" in call("settings")[1]
+
+
+def test_an_unknown_setting_names_the_nearest(call: Call) -> None:
+    code, _, said = call("settings", "alignment.mew")
+    assert (code, "Did you mean 'alignment.mu'?" in said) == (2, True)
