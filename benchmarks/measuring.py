@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
+
+from hetero_ssfl.screen import Console
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from recipe import ONE_CORE, measure, write_result
-from rich.console import Console
 
 from hetero_ssfl.paper import HETERO, Cell, cells_of
+from hetero_ssfl.screen import Console
 
 RESULTS = Path(__file__).parents[1] / "results" / "selection"
 SHORT = ["rounds=5", "evaluation.every=5", "evaluation.untrained=false"]

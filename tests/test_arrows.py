@@ -7,7 +7,7 @@ from pathlib import Path
 import hetero_ssfl
 
 ROOT = Path(hetero_ssfl.__file__).parent
-BASE = {"errors", "config", "seeding", "plugins"}
+BASE = {"errors", "config", "seeding", "plugins", "screen"}
 CORE = BASE | {"data", "models", "objectives", "consensus", "optimisers", "training", "methods"}
 RECORDS, SITES, CLIENT, SERVER, ENGINES, RUNNING = (
     f"federation.{layer}" for layer in ("records", "sites", "client", "server", "engines", "running")
@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"api", "evaluation", "federation", "federation.strategy", "runs"},  # imported on first use
     "errors": set(),
     "seeding": set(),
+    "screen": set(),
     "events": set(),
     "plugins": {"errors"},
     "config": {"errors"},
@@ -46,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # User interfaces.
     "report": BASE | {"consensus", "evaluation", "events", "methods", "runs", "theory_words"},  # no encoders
     "use": BASE | {"data", "models", "evaluation", "events", "federation", SITES, "report", "runs"},
-    "progress": {"events"},
+    "progress": {"events", "screen"},
     "doctor": set(),
     "deploy": BASE | {"events", "progress"},
     "api": BASE
@@ -106,6 +107,12 @@ def test_the_table_lists_no_arrow_that_nobody_uses() -> None:
         used.setdefault(own, set()).update(name for name, _ in imports(path) if name)
     unused = {own: sorted(allowed - used.get(own, set()) - BASE) for own, allowed in MAY_IMPORT.items()}
     assert not {own: names for own, names in unused.items() if names}
+
+
+def test_only_one_module_imports_the_console_of_rich() -> None:
+    """The others use ours, which escapes control characters."""
+    for path in ROOT.rglob("*.py"):
+        assert path.name == "screen.py" or "rich.console" not in path.read_text(), path
 
 
 def test_only_federation_imports_flower() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from .config import load_config
@@ -18,6 +17,7 @@ from .federation.sites import open_site
 from .progress import RunView
 from .report import plots
 from .report.tables import Result, spread
+from .screen import Console
 
 METRIC = "linear_all"
 ARMS = {

@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -26,6 +25,7 @@ from .federation import start
 from .progress import RunView
 from .report.tables import Result, interval95
 from .runs import RunFolder
+from .screen import Console
 
 TableName = Literal["table1", "table2", "table3", "table4"]
 Scale = Literal["full", "workstation", "laptop", "smoke"]

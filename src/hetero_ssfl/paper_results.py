@@ -12,12 +12,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from rich.console import Console
-
 from .errors import ConfigError
 from .paper import Cell, RunScore, Scale, run_cells, score, score_run
 from .report.tables import student
 from .runs import RunFolder
+from .screen import Console
 
 
 def result_file(results: Path, cell: Cell, scale: Scale, seed: int) -> Path:

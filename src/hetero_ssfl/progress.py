@@ -3,11 +3,11 @@
 Without a terminal (a log file, CI) it prints one plain line per finished round.
 """
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .events import Evaluated, Evaluating, Event, Progressed, RoundBegun, RoundDone, Started, Warned
+from .screen import Console
 
 
 class RunView:

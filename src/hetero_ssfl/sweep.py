@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from .config import load_config
@@ -15,6 +14,7 @@ from .federation import start
 from .progress import RunView
 from .report import plots
 from .report.tables import Result
+from .screen import Console
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from helpers.waiting import group_runs, until
 from hetero_ssfl.deploy import local, pki
@@ -19,6 +18,7 @@ from hetero_ssfl.deploy.writing import initialise
 from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.events import Event, RoundDone, Warned
 from hetero_ssfl.progress import RunView
+from hetero_ssfl.screen import Console
 
 
 def deployment(folder: Path, *nodes: str) -> Deployment:

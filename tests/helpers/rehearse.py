@@ -3,8 +3,6 @@
 import shutil
 from pathlib import Path
 
-from rich.console import Console
-
 from helpers.federations import ENCODERS, write_federation
 from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy.layout import Deployment
@@ -13,6 +11,7 @@ from hetero_ssfl.deploy.watch import RunWatch
 from hetero_ssfl.deploy.writing import initialise
 from hetero_ssfl.progress import RunView
 from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.screen import Console
 
 
 def deployed(root: Path, *overrides: str, encoders: tuple[str, ...] = ENCODERS, images: int = 60) -> Deployment:

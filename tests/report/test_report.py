@@ -1,5 +1,6 @@
 """Tables and plots of hand-made run folders with known figures."""
 
+import io
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hetero_ssfl.events import Evaluated
 from hetero_ssfl.report import plots
 from hetero_ssfl.report.tables import Result, compare_rows, metric_names, paired_interval, results_table, spread
 from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.screen import Console
 
 
 def make(path: Path, scores: list[float], *overrides: str) -> Result:
@@ -63,6 +65,19 @@ def test_an_unknown_picture_format_raises_an_error(tmp_path: Path) -> None:
     figure, _ = plots.subplots(figsize=(2, 2))
     with pytest.raises(ConfigError, match=r"\.png"):
         plots.save(figure, tmp_path / "a.xyz")
+
+
+def test_escape_sequences_of_a_run_folder_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    run = make(tmp_path / "a", [10.0])
+    card = tmp_path / "a" / "models" / "client-000" / "card.json"
+    card.write_text(json.dumps({"encoder": "resnet8\x1b]0;owned\x07[bold]", "parameters": 7}))
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    console.print(results_table(run))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert r"resnet8\x1b]0;owned" in shown
+    assert "\x1b]0" not in shown
+    assert "\x07" not in shown
+    assert "\x1b[" in shown, "rich's own colours are kept"
 
 
 def test_the_interval_is_of_paired_differences(tmp_path: Path) -> None:

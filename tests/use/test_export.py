@@ -18,6 +18,7 @@ from torch import nn
 from hetero_ssfl.errors import RunError
 from hetero_ssfl.runs import load_tensors, save_tensors, write_atomically, write_json
 from hetero_ssfl.use import exporting
+from hetero_ssfl.use.card import model_card
 from hetero_ssfl.use.models import ModelFolder, find_models
 
 Call = Callable[..., tuple[int, str, str]]
@@ -261,3 +262,23 @@ def test_a_missing_extra_is_named(run: Path, tmp_path: Path, call: Call, monkeyp
     assert code == 2
     assert "pip install 'hetero-ssfl[onnx]'" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_text_on_a_card_cannot_become_markup_or_code(run: Path, tmp_path: Path, call: Call) -> None:
+    folder = Path(shutil.copytree(run / "models" / "client-000", tmp_path / "model"))
+    card = json.loads((folder / "card.json").read_text())
+    hostile = "x`\n# Owned\n<script>a|b</script>[c]\x1b[2J"
+    card |= {"client": hostile, "method": hostile, "hetero_ssfl": hostile, "encoder": f"given:{hostile}"}
+    model = ModelFolder(folder, card, None)
+    text = model_card(model, None, {"safetensors": "encoder.safetensors"})
+    assert "\x1b" not in text
+    assert "\n# Owned" not in text
+    heading, code = text.partition("# ")[2].partition("\n")[0], text.partition("```python")[2]
+    assert heading.count("`") == 2, "the encoder stays within its code span"
+    assert "<script>" not in text.replace(heading, "").replace(code, "")
+    assert code.count("```") == 1
+    assert "# x` # Owned" in code
+    imported = model_card(
+        ModelFolder(folder, card | {"encoder": "os\nimport evil:x"}, None), None, {"safetensors": "e"}
+    )
+    assert "import evil" not in imported.partition("```python")[2]

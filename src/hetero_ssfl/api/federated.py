@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Generator, Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -45,6 +44,7 @@ from ..objectives import LocalLoss
 from ..plugins import GIVEN, Given
 from ..progress import RunView
 from ..runs import RunFolder, client_name
+from ..screen import Console
 from ..seeding import rng_for
 from .run import Run
 

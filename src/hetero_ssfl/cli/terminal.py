@@ -5,7 +5,8 @@ import sys
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
+
+from ..screen import Console
 
 # Without a terminal rich assumes 80 columns, which breaks tables in log files.
 out = Console(width=None if sys.stdout.isatty() else 140)

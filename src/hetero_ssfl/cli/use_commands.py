@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
+from ..screen import Console
 from .terminal import BadImage, Json, Quiet, print_json, say
 
 app = typer.Typer()

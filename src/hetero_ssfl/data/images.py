@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
 from ..config import DataConfig
 from ..errors import DataError
+from ..screen import Console
 from .sources import Rows, Subset, fixed_fifth, locate, open_rows
 
 if TYPE_CHECKING:

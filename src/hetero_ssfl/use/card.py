@@ -1,6 +1,7 @@
 """Write model cards: what an encoder is, how it was trained, its accuracy, and how to load it."""
 
 import inspect
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -9,6 +10,7 @@ from ..errors import ConfigError
 from ..events import ClientTrained
 from ..models import parse_spec
 from ..plugins import GIVEN, find, is_trusted
+from ..screen import printable
 from .models import ModelFolder
 
 HEAD = """---
@@ -43,7 +45,7 @@ def model_card(model: ModelFolder, encoder: str | None, files: Mapping[str, str]
         )
     parts = [
         HEAD.format(task="image-feature-extraction" if model.takes_images else "feature-extraction"),
-        f"# {model.client}: `{card['encoder']}`",
+        f"# {_text(model.client)}: `{_line(card['encoder']).replace('`', '')}`",
         f"An encoder with {card.get('parameters', 0):,} parameters that maps {takes} to feature vectors, trained in a "
         f"federation with hetero-ssfl. {PAPER if card.get('method') == 'hetero-ssfl' else ''}",
         _training(model),
@@ -74,7 +76,7 @@ def _training(model: ModelFolder) -> str:
         facts |= {"commit": model.run.read_json("environment.json").get("commit")}
     facts |= {"RAD digest": f"{card['rad_digest'][:12]}" if card.get("rad_digest") else None}
     facts |= {"hetero-ssfl": card.get("hetero_ssfl")}
-    rows = [f"| {key} | {value} |" for key, value in facts.items() if value is not None]
+    rows = [f"| {key} | {_text(value)} |" for key, value in facts.items() if value is not None]
     return "\n".join(["## How it was trained\n", "| | |", "|---|---|", *rows])
 
 
@@ -86,12 +88,22 @@ def _results(model: ModelFolder) -> str:
         return ""
     untrained, mean = results.get("untrained", {}).get(model.client, {}), results.get("mean", {})
     rows = [
-        f"| {name.replace('_', ', ')} | {value:.1f} | {_figure(untrained.get(name))} | {_figure(mean.get(name))} |"
+        f"| {_text(name).replace('_', ', ')} | {value:.1f} | {_figure(untrained.get(name))} "
+        f"| {_figure(mean.get(name))} |"
         for name, value in sorted(scores.items())
     ]
     head = "| probe | this encoder | the same untrained | mean over participants |"
     text = "`all`: every class; `own`: the classes that this participant holds."
     return "\n".join(["## Accuracy on test data (%)\n", head, "|---|---|---|---|", *rows, "", text])
+
+
+def _text(value: object) -> str:
+    """Return a value that others may have written as one line without Markdown or HTML."""
+    return re.sub(r"[|`<>\[\]]", lambda found: f"&#{ord(found[0])};", _line(value))
+
+
+def _line(value: object) -> str:
+    return printable(" ".join(str(value).split()))
 
 
 def _figure(value: float | None) -> str:
@@ -139,7 +151,7 @@ def _building(model: ModelFolder, encoder: str | None) -> list[str]:
     name, options = parse_spec(spec)
     source, colon, attribute = name.partition(":")
     if source == GIVEN:
-        return [f"encoder = ...  # {attribute}, as it was passed to federate()"]
+        return [f"encoder = ...  # {_line(attribute)}, as it was passed to federate()"]
     if source == "timm":
         given = {"num_classes": 0, "in_chans": channels, **options}
         return ["import timm", f"encoder = timm.create_model({attribute!r}, {_arguments(given)})"]
@@ -148,6 +160,8 @@ def _building(model: ModelFolder, encoder: str | None) -> list[str]:
             "from hetero_ssfl.models import build_encoder",
             f"encoder, width = build_encoder({spec!r}, {channels}, {side})",
         ]
+    if not re.fullmatch(r"[\w.]+:[\w.]+", name):
+        return ["encoder = ...  # the encoder named above"]
     given = {"in_channels": channels, "side": side}
     accepted: set[str] = set()
     if encoder or is_trusted(spec):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from ..data.streams import Placed, each_image
 from ..errors import ConfigError, DataError
 from ..evaluation import extract_features
 from ..runs import write_atomically
+from ..screen import Console
 from .models import ModelFolder
 
 BATCH = 256

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from ..data.streams import Placed
@@ -15,6 +14,7 @@ from ..evaluation import extract_features
 from ..evaluation.nearest import nearest
 from ..report.rad_features import rad_of, thumbnail
 from ..runs import write_atomically
+from ..screen import Console
 from ..seeding import rng_for
 from .embedding import Embedded, OnBad, embed, open_images
 from .models import ModelFolder
