@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy import pki, writing
+from hetero_ssfl.deploy.certificates import renew_server
 from hetero_ssfl.deploy.layout import Deployment
-from hetero_ssfl.deploy.writing import initialise, renew_certificate
+from hetero_ssfl.deploy.writing import initialise
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.models.encoders import build_encoder
 
@@ -170,7 +171,7 @@ def test_a_renewed_certificate_is_trusted_by_existing_nodes(tmp_path: Path) -> N
     it = deployment(tmp_path / "fl")
     initialise(it, days=1)
     authority, old = (it.node("node-1") / "ca.crt").read_bytes(), (it.server / "server.crt").read_bytes()
-    renew_certificate(it, 100)
+    renew_server(it, 100)
     new = pki.load((it.server / "server.crt").read_bytes(), (it.server / "server.key").read_bytes())
     in_a_month = datetime.now(UTC) + timedelta(days=30)
     assert not accepts(old, authority, it.host, in_a_month)
@@ -178,4 +179,4 @@ def test_a_renewed_certificate_is_trusted_by_existing_nodes(tmp_path: Path) -> N
     assert stat.S_IMODE((it.server / "server.key").stat().st_mode) == 0o600
     (it.folder / "ca/ca.key").unlink()
     with pytest.raises(ConfigError, match="Restore ca"):
-        renew_certificate(it, 100)
+        renew_server(it, 100)
