@@ -43,9 +43,10 @@ CONTROL: dict[str, Callable[[ControlHttpClient], object]] = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
-    """A SuperLink behind its proxy, with two registered nodes. One of them is revoked while it is connected."""
-    it = Deployment(tmp_path_factory.mktemp("door") / "fl", ("good", "revoked"), port=free_port())
+    """A SuperLink behind its proxy, with registered nodes. One of them is revoked while it is connected."""
+    it = Deployment(tmp_path_factory.mktemp("door") / "fl", ("good", "revoked", "mistrusting"), port=free_port())
     initialise(it)
+    (it.node("mistrusting") / "ca.crt").write_bytes(pki.new_authority().certificate_pem())
     with Rehearsal(it) as rehearsal:
         assert rehearsal.proxied
         rehearsal.start_superlink()
@@ -199,6 +200,17 @@ def test_a_certificate_alone_admits_no_node(server: Rehearsal) -> None:
     with fleet(server, with_certificate(server.deployment, "good"), key) as it:
         assert status(lambda: take_part(it, key)) in range(400, 500)
         assert status(lambda: it.RegisterNode(fleet_pb2.RegisterNodeFleetRequest(public_key=public))) == 403
+
+
+@needs_nginx
+def test_a_forwarder_talks_to_no_other_server(server: Rehearsal) -> None:
+    """For the node "mistrusting", whose ca.crt is of another CA, this server is a false one."""
+    address = server.start_forwarder("mistrusting")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(server.deployment.node("mistrusting") / "local.crt")
+    with httpx.Client(verify=context) as it:
+        assert it.post(f"https://{address}/v1/fleet/get-run").status_code == 502
+    assert "upstream SSL certificate verify error" in server.processes["mistrusting.forwarder"].log.read_text()
 
 
 @needs_nginx
