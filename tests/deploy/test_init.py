@@ -95,13 +95,15 @@ def test_an_invalid_host_is_refused(host: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("key", "value"), [("host", "::1%$(x)"), ("nodes", ["../../x"]), ("nodes", ["a;b"])])
+@pytest.mark.parametrize(
+    ("key", "value"), [("host", "::1%$(x)"), ("nodes", ["../../x"]), ("nodes", ["a;b"]), ("port", "1; x")]
+)
 def test_a_deployment_file_from_someone_else_names_no_command_and_no_path(
     made: Deployment, tmp_path: Path, key: str, value: object
 ) -> None:
     values = tomllib.loads((made.folder / "deployment.toml").read_text())
     (tmp_path / "deployment.toml").write_text(tomli_w.dumps({**values, key: value}))
-    with pytest.raises(ConfigError, match=r"is not the name of a node|neither an IP address nor"):
+    with pytest.raises(ConfigError, match=r"is not the name of a node|is not a port|neither an IP"):
         Deployment.load(tmp_path)
 
 

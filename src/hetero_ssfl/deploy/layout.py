@@ -36,6 +36,8 @@ class Deployment:
     def __post_init__(self) -> None:
         """Raise ConfigError for values that do not belong into a path, a script or the configuration of a proxy."""
         pki.general_name(self.host)
+        if not isinstance(self.port, int) or not 0 < self.port < 65536:
+            raise ConfigError(f"'{self.port}' is not a port. Use a number from 1 to 65535.")
         for name in self.nodes:
             if not NODE_NAME.fullmatch(name):
                 raise ConfigError(

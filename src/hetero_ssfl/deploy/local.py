@@ -45,7 +45,7 @@ class Rehearsal:
 
     def __init__(self, deployment: Deployment, port: int | None = None, proxy: bool = True) -> None:
         self.deployment, self.port = deployment, port or deployment.port
-        self.proxied = proxy and deployment.secure and self.without_proxy() is None
+        self.proxied = proxy and self.without_proxy() is None
         self.superlink_port = free_port() if self.proxied else self.port
         self.superlink = address(deployment.loopback, self.superlink_port)
         self.entrance = address(deployment.loopback, self.port)
