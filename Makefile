@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test soak check tests browser bench install clean
+.PHONY: demo test soak check tests browser proxy bench install clean
 
 demo: $(VENV)/.demo-ready  ## five unlike encoders learn together on embedded data (about 3 minutes)
 	$(BIN)/hetero-ssfl demo
@@ -21,11 +21,17 @@ check: $(VENV)/.dev-ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+APT := DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends
+
 browser:  ## installs Chromium (Debian, as root) for the tests that look at the report page; without one they are skipped
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
-	{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
-	  --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 || \
+	{ apt-get update -qq && $(APT) chromium fonts-dejavu-core; } >/dev/null 2>&1 || \
 	echo "Chromium cannot be installed here: the tests that look at the report page will be skipped"
+
+proxy:  ## installs nginx (Debian, as root) for the tests of a deployment's proxy; without it they are skipped
+	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null && exit 0; \
+	{ $(APT) nginx || { apt-get update -qq && $(APT) nginx; }; } >/dev/null 2>&1 || \
+	echo "nginx cannot be installed here: the tests of a deployment's proxy will be skipped"
 
 BENCHMARKS := overhead training views consensus bytes server probe startup engines scale
 

@@ -1,4 +1,4 @@
-"""A real deployment on loopback: one SuperLink with TLS and node keys, two SuperNodes, and a server that dies."""
+"""A real deployment on loopback: a SuperLink behind its proxy, two SuperNodes, and a server that dies."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from helpers.rehearse import deployed, to_the_end
 from helpers.sabotage import Saboteur, kill_server
 from helpers.saved import lines, server_tensors
 from hetero_ssfl.config import load_config
+from hetero_ssfl.deploy import nginx
 from hetero_ssfl.deploy.local import Rehearsal
 from hetero_ssfl.federation import start
 
@@ -16,9 +17,10 @@ SHORT = ("rounds=1", "evaluation.untrained=false")
 
 
 def test_two_supernodes_and_a_server_killed_in_its_round_give_the_same_numbers_as_in_process(tmp_path: Path) -> None:
-    """No cheaper test shows that Flower's programs, TLS and a restarted server change no bit."""
+    """No cheaper test shows that Flower's programs, TLS, the proxy and a restarted server change no bit."""
     root = tmp_path / "there"
     with Rehearsal(deployed(root, *SHORT, encoders=ENCODERS[:2])) as rehearsal:
+        assert rehearsal.proxied == (nginx.program() is not None)
         saboteur = Saboteur(rehearsal.run_dir, {1: lambda: kill_server(root)})
         saboteur.start()
         there = to_the_end(rehearsal)

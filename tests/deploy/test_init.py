@@ -1,6 +1,5 @@
 """`deploy init`: the files of each machine, their permissions, and that writing them is atomic."""
 
-import ipaddress
 import stat
 import subprocess
 import tomllib
@@ -8,26 +7,26 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
+import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
-from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 from typer.testing import CliRunner
 
+from helpers.certificates import accepts
 from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy import pki, writing
 from hetero_ssfl.deploy.layout import Deployment
-from hetero_ssfl.deploy.writing import initialise, renew_certificate
+from hetero_ssfl.deploy.writing import initialise
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.models.encoders import build_encoder
 
 SECRETS = {
     "ca/ca.key",
+    "ca/client-ca.key",
     "server/server.key",
     "server/superexec.secret",
-    "nodes/node-1/node.key",
-    "nodes/node-2/node.key",
+    *(f"nodes/node-{number}/{kind}.key" for number in (1, 2) for kind in ("node", "client", "local")),
 }
 
 
@@ -42,26 +41,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     return it
 
 
-def accepts(certificate: bytes, authority: bytes, host: str, when: datetime | None = None) -> bool:
-    """Return whether a client that trusts `authority` accepts this certificate for `host`."""
-    try:
-        name: x509.DNSName | x509.IPAddress = x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        name = x509.DNSName(host)
-    builder = PolicyBuilder().store(Store([x509.load_pem_x509_certificate(authority)]))
-    verifier = builder.time(when or datetime.now(UTC)).build_server_verifier(name)
-    try:
-        verifier.verify(x509.load_pem_x509_certificate(certificate), [])
-    except VerificationError:
-        return False
-    return True
-
-
 def test_only_the_owner_can_read_secret_files(made: Deployment) -> None:
     files = {str(path.relative_to(made.folder)): path for path in made.folder.rglob("*") if path.is_file()}
     assert files.keys() >= SECRETS
     private = {name for name, path in files.items() if stat.S_IMODE(path.stat().st_mode) & 0o077 == 0}
     assert private == SECRETS
+    folders = [made.folder, *(path for path in made.folder.rglob("*") if path.is_dir())]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
     for name, path in files.items():
         assert ("PRIVATE KEY" in path.read_text()) == name.endswith(".key"), name
 
@@ -88,11 +74,37 @@ def test_a_host_is_a_name_or_an_address(host: str) -> None:
     assert accepts(pki.server_certificate(authority, host).certificate_pem(), authority.certificate_pem(), host)
 
 
-@pytest.mark.parametrize("host", ["https://a.org", "a.org:80", "a b", "", "192.0.2.777", "-a.org", "*.org"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("https://a.org", "a.org:80", "a b", "", "192.0.2.777", "-a.org", "*.org"),
+        *(
+            "fe80::1%$(touch${IFS}x)",
+            "fe80::1%eth0",
+            "a.org;x",
+            "$(x).org",
+            "`x`",
+            "a.org\n",
+            "::1%\nssl_verify_client off;",
+        ),
+    ],
+)
 def test_an_invalid_host_is_refused(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither an IP address nor a DNS name"):
         initialise(deployment(tmp_path / "fl", host))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("host", "::1%$(x)"), ("nodes", ["../../x"]), ("nodes", ["a;b"]), ("port", "1; x")]
+)
+def test_a_deployment_file_from_someone_else_names_no_command_and_no_path(
+    made: Deployment, tmp_path: Path, key: str, value: object
+) -> None:
+    values = tomllib.loads((made.folder / "deployment.toml").read_text())
+    (tmp_path / "deployment.toml").write_text(tomli_w.dumps({**values, key: value}))
+    with pytest.raises(ConfigError, match=r"is not the name of a node|is not a port|neither an IP"):
+        Deployment.load(tmp_path)
 
 
 def test_each_node_has_its_own_key_that_the_server_can_register(made: Deployment) -> None:
@@ -119,12 +131,23 @@ def test_the_written_config_and_node_settings_are_valid(made: Deployment) -> Non
 
 def test_scripts_are_valid_and_belong_to_this_deployment(made: Deployment) -> None:
     scripts = list(made.folder.rglob("*.sh"))
-    assert len(scripts) == 10
+    assert len(scripts) == 12
     for script in scripts:
         subprocess.run(["sh", "-n", script], check=True)
         assert str(made.folder) not in script.read_text()  # the folder is copied to another machine
-    assert "fl.example.org:9443" in (made.node("node-1") / "start.sh").read_text()
-    assert '"${BIND:-0.0.0.0}" --port 9443' in (made.server / "start-superlink.sh").read_text()
+    assert "server fl.example.org:9443;" in (made.node("node-1") / "forwarder.conf").read_text()
+    assert "listen 0.0.0.0:9443 ssl;" in (made.server / "proxy.conf").read_text()
+
+
+@pytest.mark.parametrize(("host", "loopback"), [("fl.example.org", "127.0.0.1"), ("2001:db8::7", "::1")])
+@pytest.mark.parametrize("port", [443, 9093])
+def test_only_the_proxy_listens_to_other_machines(host: str, loopback: str, port: int, tmp_path: Path) -> None:
+    initialise(Deployment(tmp_path / "fl", ("node-1",), host, port))
+    start = (tmp_path / "fl/server/start-superlink.sh").read_text()
+    inner = 9092 if port == 9093 else 9093
+    assert f'--host "{loopback}" --port {inner} ' in start
+    assert "BIND" not in start
+    assert "listen 127.0.0.1:9095 ssl;" in (tmp_path / "fl/nodes/node-1/forwarder.conf").read_text()
 
 
 def test_a_deployment_is_read_as_it_was_written(made: Deployment) -> None:
@@ -164,18 +187,3 @@ def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ConfigError, match="No space left on device"):
         initialise(deployment(tmp_path / "fl"))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_renewed_certificate_is_trusted_by_existing_nodes(tmp_path: Path) -> None:
-    it = deployment(tmp_path / "fl")
-    initialise(it, days=1)
-    authority, old = (it.node("node-1") / "ca.crt").read_bytes(), (it.server / "server.crt").read_bytes()
-    renew_certificate(it, 100)
-    new = pki.load((it.server / "server.crt").read_bytes(), (it.server / "server.key").read_bytes())
-    in_a_month = datetime.now(UTC) + timedelta(days=30)
-    assert not accepts(old, authority, it.host, in_a_month)
-    assert accepts(new.certificate_pem(), authority, it.host, in_a_month)
-    assert stat.S_IMODE((it.server / "server.key").stat().st_mode) == 0o600
-    (it.folder / "ca/ca.key").unlink()
-    with pytest.raises(ConfigError, match="Restore ca"):
-        renew_certificate(it, 100)

@@ -1,8 +1,12 @@
-"""A rehearsal with Flower's programs on loopback: unknown nodes are refused, and failed programs are restarted."""
+"""A rehearsal with Flower's programs on loopback: unknown nodes are refused, and failed programs are restarted.
+
+Without nginx, as on a machine that does not have it. test_proxy.py and test_federation.py rehearse with it.
+"""
 
 import json
 import os
 import signal
+import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,7 +37,7 @@ def meeting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     it = deployment(tmp_path_factory.mktemp("meeting") / "fl", "good", "unregistered", "mistrusting")
     (it.server / "node-keys/unregistered.pub").write_bytes(pki.node_key()[1])
     (it.node("mistrusting") / "ca.crt").write_bytes(pki.new_authority().certificate_pem())
-    with Rehearsal(it) as rehearsal:
+    with Rehearsal(it, proxy=False) as rehearsal:
         rehearsal.start_superlink()
         rehearsal.register_nodes()
         for name in it.nodes:
@@ -54,6 +58,14 @@ def test_a_node_without_valid_credentials_never_takes_part(meeting: Rehearsal, n
     assert meeting.processes["good"].alive
 
 
+def test_nobody_else_can_read_the_files_of_a_rehearsal(meeting: Rehearsal) -> None:
+    """The SuperLink's database contains a token with which anyone could act as the server app."""
+    database = meeting.place / "superlink.db"
+    assert stat.S_IMODE(database.stat().st_mode) == 0o600
+    for folder in (meeting.place, meeting.logs):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
 def test_a_folder_can_have_only_one_rehearsal_at_a_time(meeting: Rehearsal) -> None:
     with pytest.raises(RunError, match="is already rehearsing"):
         Rehearsal(meeting.deployment).__enter__()
@@ -61,8 +73,21 @@ def test_a_folder_can_have_only_one_rehearsal_at_a_time(meeting: Rehearsal) -> N
 
 def test_a_port_in_use_is_reported(meeting: Rehearsal, tmp_path: Path) -> None:
     other = deployment(tmp_path / "fl", "node-1")
-    with Rehearsal(other, meeting.port) as rehearsal, pytest.raises(RunError, match=f"port {meeting.port} is in use"):
+    with (
+        Rehearsal(other, meeting.port, proxy=False) as rehearsal,
+        pytest.raises(RunError, match=f"port {meeting.port} is in use"),
+    ):
         rehearsal.start_superlink()
+
+
+def test_an_expired_certificate_of_a_node_is_named_before_anything_starts(tmp_path: Path) -> None:
+    it = deployment(tmp_path / "fl", "node-1", "node-2")
+    client = pki.client_certificate(pki.new_authority(), "node-2", 1, datetime.now(UTC) - timedelta(days=2))
+    (it.node("node-2") / "client.crt").write_bytes(client.certificate_pem())
+    rehearsal = Rehearsal(it)
+    rehearsal.proxied = True
+    with pytest.raises(ConfigError, match=r"of node-2 expired on .* deploy renew .* --node node-2"):
+        rehearsal.check_certificates()
 
 
 def test_nodes_refuse_a_server_with_an_expired_certificate(tmp_path: Path) -> None:
@@ -71,7 +96,7 @@ def test_nodes_refuse_a_server_with_an_expired_certificate(tmp_path: Path) -> No
     old = pki.server_certificate(authority, it.host, 1, datetime.now(UTC) - timedelta(days=2))
     (it.server / "server.crt").write_bytes(old.certificate_pem())
     (it.server / "server.key").write_bytes(old.key_pem())
-    with Rehearsal(it) as rehearsal:
+    with Rehearsal(it, proxy=False) as rehearsal:
         rehearsal.start_superlink()
         rehearsal.start_node("node-1")
         node = rehearsal.processes["node-1"]
@@ -133,7 +158,7 @@ def test_a_rehearsal_finishes_despite_failures(tmp_path: Path, monkeypatch: pyte
     app = app.replace("hetero_ssfl.federation.superlink:server_app", "counting:server_app")
     app = app.replace("hetero_ssfl.federation.client.app:app", "counting:client_app")
     (it.server / "app/pyproject.toml").write_text(app)
-    rehearsal = Rehearsal(it)
+    rehearsal = Rehearsal(it, proxy=False)
     view = Killing(rehearsal)
     with rehearsal:
         rehearsal.run(RunWatch(rehearsal.run_dir, view))

@@ -1,6 +1,8 @@
-"""The scripts that `init` writes, with substitutes for Flower's programs."""
+"""The scripts that `init` writes, with substitutes for Flower's programs and nginx."""
 
 import os
+import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -27,7 +29,7 @@ def stand_in(folder: Path, name: str, script: str) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "FLOWER_BIN": str(folder / "bin"), "PAUSE": "0"}
+    return {**os.environ, "FLOWER_BIN": str(folder / "bin"), "PAUSE": "0", "ALLOW_ROOT": "yes"}
 
 
 def test_a_refused_node_retries_until_it_is_stopped(moved: Deployment, tmp_path: Path) -> None:
@@ -37,19 +39,25 @@ def test_a_refused_node_retries_until_it_is_stopped(moved: Deployment, tmp_path:
         'for word; do echo "$word"; done > words; echo x >> starts; [ $(wc -l < starts) -ge 3 ] || exit 49; '
         "echo $$ > pid; exec sleep 300",
     )
+    stand_in(tmp_path, "nginx", 'echo $$ "$@" > nginx; exec sleep 300')
     node = moved.node("node-1")
+    config = node / "forwarder.conf"
+    config.write_text(config.read_text().replace("listen 127.0.0.1:9095", "listen 127.0.0.1:7777"))
     script = subprocess.Popen([node / "start.sh"], env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
-    until(lambda: (node / "pid").exists() and (node / "pid").read_text())
-    pid = int((node / "pid").read_text())
+    until(lambda: all((node / name).exists() and (node / name).read_text() for name in ("pid", "nginx")))
+    pid, (forwarder, *options) = int((node / "pid").read_text()), (node / "nginx").read_text().split(maxsplit=1)
     assert runs(pid)
+    assert runs(int(forwarder))
+    assert options == [f"-e stderr -p {node}/ -c {node}/forwarder.conf\n"]
+    assert stat.S_IMODE((node / "pid").stat().st_mode) == 0o600, "files of the programs are for their owner only"
     script.terminate()
     _, said = script.communicate(timeout=60)
     assert said.count("ended with code 49; it starts again") == 2
-    until(lambda: not runs(pid))
+    until(lambda: not runs(pid) and not runs(int(forwarder)))
     words = (node / "words").read_text().splitlines()
-    assert words[words.index("--superlink") + 1] == "fl.example.org:9443"
+    assert words[words.index("--superlink") + 1] == "127.0.0.1:7777", "the port of forwarder.conf"
     assert words[words.index("--node-config") + 1] == f'settings="{node}/node.toml"'
-    for option, name in (("--root-certificates", "ca.crt"), ("--auth-supernode-private-key", "node.key")):
+    for option, name in (("--root-certificates", "local.crt"), ("--auth-supernode-private-key", "node.key")):
         assert words[words.index(option) + 1] == str(node / name)
 
 
@@ -76,3 +84,36 @@ def test_the_run_script_passes_the_config_and_the_run_folder(moved: Deployment, 
         [moved.server / "run.sh"], env=environment(tmp_path), capture_output=True, text=True, timeout=60
     )
     assert f'config="{moved.server}/federation.toml" run-dir="{moved.server}/run"' in asked.stdout.splitlines()
+
+
+@pytest.mark.parametrize("script", ["nodes/node-1/start.sh", "server/start-superlink.sh", "server/start-proxy.sh"])
+def test_programs_do_not_run_as_root(moved: Deployment, tmp_path: Path, script: str) -> None:
+    stand_in(tmp_path, "id", "echo 0")
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    told = {**environment(tmp_path), "PATH": path, "ALLOW_ROOT": ""}
+    done = subprocess.run([moved.folder / script], env=told, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "as root: use an ordinary account" in done.stderr
+
+
+@pytest.mark.parametrize("script", ["nodes/node-1/start.sh", "server/start-proxy.sh", "server/reload-proxy.sh"])
+def test_a_machine_without_nginx_is_told_so(moved: Deployment, tmp_path: Path, script: str) -> None:
+    loop = (moved.folder / script).parent / "keep-running.sh"
+    loop.write_text(loop.read_text().replace("/usr/sbin:/usr/local/sbin:/opt/homebrew/bin", "/nowhere"))
+    (tmp_path / "bin").mkdir()
+    for name in ("sh", "id", "dirname", "basename"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")
+    told = {**environment(tmp_path), "PATH": str(tmp_path / "bin")}
+    done = subprocess.run([moved.folder / script], env=told, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "nginx is not installed. Install it (apt-get install nginx)" in done.stderr
+
+
+def test_the_proxy_is_reloaded_only_with_a_valid_configuration(moved: Deployment, tmp_path: Path) -> None:
+    stand_in(tmp_path, "nginx", 'echo "$@" >> asked; case "$*" in *"-t -q") exit ${INVALID:-0};; esac')
+    script = moved.server / "reload-proxy.sh"
+    subprocess.run([script], env=environment(tmp_path), check=True, timeout=60)
+    told = {**environment(tmp_path), "INVALID": "1"}
+    assert subprocess.run([script], env=told, timeout=60).returncode == 1
+    asked = (moved.server / "asked").read_text().splitlines()
+    assert [line.rsplit("proxy.conf ")[1] for line in asked] == ["-t -q", "-s reload", "-t -q"]

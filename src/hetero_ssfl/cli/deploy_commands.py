@@ -15,7 +15,7 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(help="The folder of the deployment.", show_default=False)]
-Days = Annotated[int, typer.Option(min=1, max=7300, help="Days that the server's certificate is valid.")]
+Days = Annotated[int, typer.Option(min=1, max=7300, help="Days that certificates are valid.")]
 
 
 @app.command()
@@ -52,23 +52,62 @@ def init(
 
 
 @app.command()
-def renew(folder: Folder, days: Days = 825) -> None:
-    """Create a new server certificate, signed by ca/ca.key. Nodes need no changes.
+def renew(
+    folder: Folder,
+    node: Annotated[
+        str | None, typer.Option(help="Renew the client certificate of this node instead.", show_default=False)
+    ] = None,
+    days: Days = 825,
+) -> None:
+    """Create a new server certificate, signed by ca/ca.key, or a new client certificate for one node.
+
+    Examples:
+      hetero-ssfl deploy renew fl --days 365
+      hetero-ssfl deploy renew fl --node node-2
+    """
+    from ..deploy.certificates import renew_node, renew_server
+    from ..deploy.layout import Deployment
+
+    deployment = Deployment.load(folder)
+    if node is None:
+        until = renew_server(deployment, days)
+        say(f"valid until {until}. Copy server/server.crt and server/server.key to the server's machine.")
+        say("There, run server/reload-proxy.sh and restart server/start-superlink.sh. Nodes need no changes.")
+    else:
+        until = renew_node(deployment, node, days)
+        say(
+            f"valid until {until}. Copy client.crt and client.key from nodes/{node}/ to that node and restart start.sh."
+        )
+
+
+@app.command()
+def revoke(
+    folder: Folder,
+    node: Annotated[str, typer.Argument(help="The name of the node.", show_default=False)],
+) -> None:
+    """Refuse a node from now on: add its certificates to the revocation list of the proxy.
+
+    `deploy renew --node` makes a new certificate if the node may come back, for instance after its key was stolen.
 
     Example:
-      hetero-ssfl deploy renew fl --days 365
+      hetero-ssfl deploy revoke fl node-2
     """
+    from ..deploy.certificates import revoke_node
     from ..deploy.layout import Deployment
-    from ..deploy.writing import renew_certificate
 
-    until = renew_certificate(Deployment.load(folder), days)
-    say(f"valid until {until}. Copy server/server.crt and server/server.key to the server's machine and restart it.")
+    new = revoke_node(Deployment.load(folder), node)
+    say(f"{node}: {new} certificate{'' if new == 1 else 's'} revoked" if new else f"{node} was revoked before")
+    say("Copy ca/client.crl to the server's machine as server/client.crl and run server/reload-proxy.sh there.")
+    say(
+        "To remove the node's key as well: server/flwr.sh supernode list shows its id, "
+        "server/flwr.sh supernode unregister ID removes it."
+    )
 
 
 @app.command()
 def local(
     folder: Folder,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Use another port for the SuperLink.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Use another port for the server.")] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Discard an earlier rehearsal instead of continuing it.")
     ] = False,
@@ -92,6 +131,8 @@ def local(
     deployment = Deployment.load(folder)
     config = load_config(str(deployment.server / "federation.toml"))
     rehearsal = Rehearsal(deployment, port)
+    if deployment.secure and not rehearsal.proxied:
+        err.print(f"The proxy is left out of this rehearsal: {rehearsal.without_proxy()}.", soft_wrap=True)
     try:
         with RunView(err, config.name, quiet) as view, rehearsal:
             if fresh:

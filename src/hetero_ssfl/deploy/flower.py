@@ -36,7 +36,7 @@ run-dir = "run"
 
 
 def superlink(server: str, bind: str, port: str, database: str, secure: bool) -> list[str]:
-    """Return the command of the SuperLink, which all nodes connect to. Its database lets it continue after a crash."""
+    """Return the command of the SuperLink, which carries all messages. Its database lets it continue after a crash."""
     trust = [
         *("--ssl-ca-certfile", f"{server}/ca.crt"),
         *("--ssl-certfile", f"{server}/server.crt", "--ssl-keyfile", f"{server}/server.key"),
@@ -60,13 +60,17 @@ def superexec(server: str, superlink: str, secure: bool) -> list[str]:
     ]
 
 
-def supernode(node: str, superlink: str, port: str, secure: bool) -> list[str]:
-    """Return the command of one participant. `port` is for its own client processes, on the loopback interface only."""
-    trust = ["--root-certificates", f"{node}/ca.crt", "--auth-supernode-private-key", f"{node}/node.key"]
+def supernode(node: str, superlink: str, port: str, authority: str | None) -> list[str]:
+    """Return the command of one participant.
+
+    `port` is for its own client processes, on the loopback interface only. `authority` is the file in its folder that
+    verifies the certificate at `superlink`; None connects without TLS and without a key.
+    """
+    trust = ["--root-certificates", f"{node}/{authority}", "--auth-supernode-private-key", f"{node}/node.key"]
     return [
         *("flower-supernode", "--superlink", superlink, "--host", "127.0.0.1", "--port", port),
         *("--node-config", f'settings="{node}/node.toml"'),
-        *(trust if secure else ["--insecure"]),
+        *(trust if authority else ["--insecure"]),
     ]
 
 

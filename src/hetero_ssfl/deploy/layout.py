@@ -1,14 +1,15 @@
 """The layout of a deployment folder.
 
 README.md            what to do on each machine
-deployment.toml      host, port and nodes, for `deploy local`
-ca/                  ca.key, which signs the server's certificate: keep it offline
-server/              for the server's machine: certificate, config, scripts
-nodes/NAME/          for that participant's machine: its key, its node settings, one script
+deployment.toml      host, port and nodes, for the other `deploy` commands
+ca/                  ca.key and client-ca.key, which sign the certificates of server and nodes: keep it offline
+server/              for the server's machine: certificate, config, scripts, the proxy's configuration
+nodes/NAME/          for that participant's machine: its keys, its node settings, its forwarder, one script
 logs/, rehearsal/    written by `deploy local`
 """
 
 import ipaddress
+import re
 import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +17,12 @@ from pathlib import Path
 import tomli_w
 
 from ..errors import ConfigError
+from . import pki
 
-NOTE = "# Written by `hetero-ssfl deploy init`, read by `hetero-ssfl deploy local`.\n"
+NOTE = "# Written by `hetero-ssfl deploy init`, read by the other `hetero-ssfl deploy` commands.\n"
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+SUPERLINK_PORT = 9093  # on the loopback interface of the server's machine, behind the proxy
+FORWARDER_PORT = 9095  # on the loopback interface of a node's machine; its SuperNode uses 9094
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,18 @@ class Deployment:
     host: str = "127.0.0.1"
     port: int = 9092
     secure: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for values that do not belong into a path, a script or the configuration of a proxy."""
+        pki.general_name(self.host)
+        if not isinstance(self.port, int) or not 0 < self.port < 65536:
+            raise ConfigError(f"'{self.port}' is not a port. Use a number from 1 to 65535.")
+        for name in self.nodes:
+            if not NODE_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"'{name}' is not the name of a node. Use up to 63 letters, digits, dots, dashes and underscores, "
+                    "with a letter or digit first."
+                )
 
     @classmethod
     def load(cls, folder: Path) -> "Deployment":
@@ -53,9 +70,20 @@ class Deployment:
         return self.folder / "nodes" / name
 
     @property
-    def superlink(self) -> str:
-        """The address at which nodes reach the server."""
+    def entrance(self) -> str:
+        """The address at which nodes reach the server: that of the proxy, or of an insecure SuperLink."""
         return address(self.host, self.port)
+
+    @property
+    def superlink_port(self) -> int:
+        if not self.secure:
+            return self.port
+        return SUPERLINK_PORT if self.port != SUPERLINK_PORT else SUPERLINK_PORT - 1
+
+    @property
+    def superlink(self) -> str:
+        """The address of the SuperLink for programs on the server's machine."""
+        return address(self.loopback, self.superlink_port)
 
     @property
     def loopback(self) -> str:
@@ -64,7 +92,7 @@ class Deployment:
 
     @property
     def bind(self) -> str:
-        """The address that the server listens on: all interfaces, except in a federation on one machine."""
+        """The address that the entrance listens on: all interfaces, except in a federation on one machine."""
         if self.host == "localhost" or _is_loopback(self.host):
             return self.loopback
         return "::" if ":" in self.host else "0.0.0.0"

@@ -1,11 +1,13 @@
 """A rehearsal: every program of a deployment on this machine, with its real keys and certificates.
 
-1. start the SuperLink, which nodes and the server app connect to, and the SuperExec, which starts the server app;
-2. register the nodes' public keys, and start every node;
+1. start the SuperLink, which carries all messages, the proxy in front of it, and the SuperExec, which starts the server
+   app;
+2. register the nodes' public keys, and start every node: its forwarder and its SuperNode;
 3. start the run with `flwr run`, and follow its folder until it contains results.json;
 4. restart programs that end too early; stop all programs at the end, also after an error.
 
-The rehearsal has its own SuperLink database and run folder, in FOLDER/rehearsal.
+The rehearsal has its own SuperLink database and run folder, in FOLDER/rehearsal. Where nginx is not installed, nodes
+connect to the SuperLink directly.
 """
 
 import fcntl
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RunError
-from . import flower, pki
+from . import flower, nginx, pki
 from .layout import Deployment, address
 from .processes import Process, Watchdog
 from .watch import RunWatch
@@ -34,21 +36,26 @@ ATTEMPTS = 3  # failures of the server app in a row, without a finished round in
 
 
 class Rehearsal:
-    """The programs of a deployment by name: "superlink", "superexec", each node, and "run", which follows the log.
+    """The programs of a deployment by name: "superlink", "proxy", "superexec", each node and its "NAME.forwarder", and
+    "run", which follows the log.
 
     Use it as a context manager; all programs end when it exits. The methods can also be called one by one, in order.
+    `proxy = False` leaves out the proxy and the forwarders, as on a machine without nginx.
     """
 
-    def __init__(self, deployment: Deployment, port: int | None = None) -> None:
+    def __init__(self, deployment: Deployment, port: int | None = None, proxy: bool = True) -> None:
         self.deployment, self.port = deployment, port or deployment.port
-        self.superlink = address(deployment.loopback, self.port)
+        self.proxied = proxy and self.without_proxy() is None
+        self.superlink_port = free_port() if self.proxied else self.port
+        self.superlink = address(deployment.loopback, self.superlink_port)
+        self.entrance = address(deployment.loopback, self.port)
         self.place, self.logs = deployment.folder / "rehearsal", deployment.folder / "logs"
         self.run_dir = self.place / "run"
         self.processes: dict[str, Process] = {}
 
     def __enter__(self) -> "Rehearsal":
-        for folder in (self.home("run"), self.logs):
-            folder.mkdir(parents=True, exist_ok=True)
+        for folder in (self.place, self.logs, self.home("run")):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.lock = (self.place / ".lock").open("w")
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -78,18 +85,46 @@ class Rehearsal:
 
     # --- the programs ---
 
+    def without_proxy(self) -> str | None:
+        """Return why the proxy is left out, and the remedy."""
+        if not self.deployment.secure:
+            return "this deployment was made with --insecure"
+        if nginx.program() is None:
+            return f"nginx is not installed ({nginx.INSTALL})"
+        if not (self.deployment.server / "client-ca.crt").exists():
+            return "this folder has no client certificates (create a new one with deploy init)"
+        return None
+
     def start_superlink(self) -> None:
         """Start the SuperLink, and return when it accepts connections."""
         it = self.deployment
-        if not _is_free(it.loopback, self.port):
-            raise RunError(f"port {self.port} is in use by another program. Stop it, or choose a free --port.")
-        database = str(self.place / "superlink.db")
-        command = flower.superlink(str(it.server), it.loopback, str(self.port), database, it.secure)
-        process = self.start("superlink", command, it.server)
+        database, port = str(self.place / "superlink.db"), str(self.superlink_port)
+        command = flower.superlink(str(it.server), it.loopback, port, database, it.secure)
+        self.start_listener("superlink", command, it.server, it.loopback, self.superlink_port)
+
+    def start_proxy(self) -> None:
+        """Start nginx in front of the SuperLink, if this rehearsal has a proxy."""
+        if self.proxied:
+            config = nginx.proxy(self.deployment, self.entrance, self.superlink, "../../server/")
+            self.start_nginx("proxy", config, self.deployment.loopback, self.port)
+
+    def start_nginx(self, name: str, config: str, host: str, port: int) -> None:
+        folder = self.place / name
+        folder.mkdir(exist_ok=True)
+        (folder / "nginx.conf").write_text(config)
+        self.start_listener(name, nginx.command(str(folder), f"{folder}/nginx.conf"), folder, host, port)
+
+    def start_listener(self, name: str, command: list[str], cwd: Path, host: str, port: int) -> None:
+        """Start a program, and return when it accepts connections."""
+        if name in self.processes:
+            self.processes[name].stop()
+        if not _is_free(host, port):
+            raise RunError(f"port {port} is in use by another program. Stop it, or choose a free --port.")
+        process = self.start(name, command, cwd)
         deadline = time.monotonic() + START_TIMEOUT
-        while not _answers(it.loopback, self.port):
+        while not _answers(host, port):
             if not process.alive or time.monotonic() > deadline:
-                raise RunError(f"the SuperLink did not start: {process.last_words()}. Its log is '{process.log}'.")
+                raise RunError(f"{name} did not start: {process.last_words()}. Its log is '{process.log}'.")
             time.sleep(0.1)
 
     def start_superexec(self) -> None:
@@ -108,26 +143,43 @@ class Rehearsal:
 
     def start_node(self, name: str) -> None:
         folder = self.deployment.node(name)
+        superlink, authority = self.superlink, "ca.crt" if self.deployment.secure else None
+        if self.proxied:
+            superlink, authority = self.start_forwarder(name), "local.crt"
         port = str(free_port())  # for its own client processes; on separate machines all nodes use the same port
-        self.start(name, flower.supernode(str(folder), self.superlink, port, self.deployment.secure), folder)
+        self.start(name, flower.supernode(str(folder), superlink, port, authority), folder)
+
+    def start_forwarder(self, name: str) -> str:
+        """Start the nginx that presents the node's certificate to the proxy. Return its address."""
+        port = free_port()
+        listen = address("127.0.0.1", port)
+        config = nginx.forwarder(self.deployment, listen, self.entrance, f"../../nodes/{name}/")
+        self.start_nginx(f"{name}.forwarder", config, "127.0.0.1", port)
+        return listen
 
     def start_all(self) -> None:
         if self.deployment.secure:
-            self.check_certificate()
+            self.check_certificates()
         self.start_superlink()
+        self.start_proxy()
         self.start_superexec()
         self.register_nodes()
         for name in self.deployment.nodes:
             self.start_node(name)
 
-    def check_certificate(self) -> None:
-        """Raise ConfigError if the server's certificate has expired: the nodes' own error would be hard to read."""
-        end = pki.valid_until((self.deployment.server / "server.crt").read_bytes())
-        if end < datetime.now(UTC):
-            raise ConfigError(
-                f"the server's certificate expired on {end:%Y-%m-%d}. "
-                f"Create a new one with: hetero-ssfl deploy renew {self.deployment.folder}"
-            )
+    def check_certificates(self) -> None:
+        """Raise ConfigError if a certificate has expired: the nodes' own error would be hard to read."""
+        it = self.deployment
+        owners = {it.server / "server.crt": ("the server", "")}
+        if self.proxied:
+            owners |= {it.node(name) / "client.crt": (name, f" --node {name}") for name in it.nodes}
+        for path, (owner, option) in owners.items():
+            end = pki.valid_until(path.read_bytes())
+            if end < datetime.now(UTC):
+                raise ConfigError(
+                    f"the certificate of {owner} expired on {end:%Y-%m-%d}. "
+                    f"Create a new one with: hetero-ssfl deploy renew {it.folder}{option}"
+                )
 
     def start(self, name: str, command: list[str], cwd: Path) -> Process:
         if name in self.processes:
@@ -271,8 +323,10 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _executable(name: str) -> str:
-    """Find one of Flower's programs, which are installed beside the Python executable."""
+    """Find nginx, or one of Flower's programs, which are installed beside the Python executable."""
     found = shutil.which(name, path=os.path.dirname(sys.executable)) or shutil.which(name)
+    if name == "nginx":
+        found = nginx.program()
     if found is None:
         raise RunError(f"there is no program '{name}' beside '{sys.executable}'. Install flwr in this environment.")
     return found

@@ -64,6 +64,7 @@ class Process:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=0o077,  # the SuperLink's database contains a token, and private results may follow
             )
         self.watchdog.guard(self.child.pid)
         self.wanted, self.swept = True, False

@@ -6,12 +6,12 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from importlib import resources
 from pathlib import Path
 
 from ..errors import ConfigError
-from . import flower, pki
-from .layout import Deployment, address
+from . import flower, nginx, pki
+from .layout import Deployment
+from .templates import fill
 
 ENCODERS = (  # different for each participant
     "resnet8(width=16)",
@@ -28,7 +28,6 @@ DEMO = {"rounds": 3, "local_epochs": 1, "side": 16, "channels": 1, "rad": "digit
 
 def initialise(deployment: Deployment, days: int = 825, demo: bool = False) -> None:
     """Write the deployment folder completely or not at all."""
-    pki.general_name(deployment.host)  # raises for an invalid host before anything is written
     folder = deployment.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
@@ -45,31 +44,13 @@ def initialise(deployment: Deployment, days: int = 825, demo: bool = False) -> N
             if deployment.secure:
                 writer.write_keys(days)
             writer.write_about(days)
+            for part in scratch.rglob("*/"):
+                part.chmod(0o700)  # also where it is copied to: databases, logs and states will be in it
             scratch.rename(folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
         raise ConfigError(f"cannot write '{folder}': {error.strerror}. No files were left behind.") from None
-
-
-def renew_certificate(deployment: Deployment, days: int) -> str:
-    """Create a new server certificate with the same CA. Return the date on which it expires."""
-    ca = deployment.folder / "ca"
-    try:
-        authority = pki.load((ca / "ca.crt").read_bytes(), (ca / "ca.key").read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"'{ca}' cannot sign ({error}). Restore ca.crt and ca.key there.") from None
-    server = pki.server_certificate(authority, deployment.host, days)
-    writer = Writer(deployment, deployment.folder)
-    for name, content, mode in (
-        ("server.key", server.key_pem(), 0o600),
-        ("server.crt", server.certificate_pem(), 0o644),
-    ):
-        (deployment.server / f"{name}.new").unlink(missing_ok=True)
-        writer.put(f"server/{name}.new", content, mode)
-    for name in ("server.key", "server.crt"):
-        (deployment.server / f"{name}.new").replace(deployment.server / name)
-    return _until(days)
 
 
 class Writer:
@@ -91,27 +72,51 @@ class Writer:
             self.put(f"nodes/{name}/node.key", private, 0o600)
             self.put(f"nodes/{name}/node.pub", public)
             self.put(f"server/node-keys/{name}.pub", public)
+        self.write_client_certificates(days)
+
+    def write_client_certificates(self, days: int) -> None:
+        authority = pki.new_authority(max(days, pki.CA_DAYS), "hetero-ssfl client CA")
+        self.put("ca/client-ca.key", authority.key_pem(), 0o600)
+        for folder in ("ca", "server"):
+            self.put(f"{folder}/client-ca.crt", authority.certificate_pem())
+            self.put(f"{folder}/client.crl", pki.revocation_list(authority, ()))
+        for name in self.deployment.nodes:
+            client, local = pki.client_certificate(authority, name, days), pki.loopback_certificate()
+            self.put(f"ca/clients/{name}.crt", client.certificate_pem())
+            for kind, certified in (("client", client), ("local", local)):
+                self.put(f"nodes/{name}/{kind}.key", certified.key_pem(), 0o600)
+                self.put(f"nodes/{name}/{kind}.crt", certified.certificate_pem())
 
     def write_server(self, settings: Mapping[str, object]) -> None:
         it, count = self.deployment, len(self.deployment.nodes)
-        local = address(it.loopback, it.port)
         self.put("server/superexec.secret", secrets.token_hex(32), 0o600)
         self.put("server/app/pyproject.toml", flower.APP)
         self.put("server/federation.toml", fill("federation.toml", **settings, count=count, enough=max(1, count - 1)))
         self.write_loop("server")
-        superlink = flower.superlink("$here", "${BIND:-" + it.bind + "}", str(it.port), "$here/superlink.db", it.secure)
-        self.script("server/start-superlink.sh", "Run the SuperLink, which all nodes connect to.", _forever(superlink))
-        superexec = flower.superexec("$here", local, it.secure)
+        bind = it.loopback if it.secure else "${BIND:-" + it.bind + "}"
+        superlink = flower.superlink("$here", bind, str(it.superlink_port), "$here/superlink.db", it.secure)
+        self.script("server/start-superlink.sh", "Run the SuperLink, which carries all messages.", _forever(superlink))
+        superexec = flower.superexec("$here", it.superlink, it.secure)
         self.script(
             "server/start-superexec.sh",
             "Run the SuperExec, which starts the server app of each run.",
             _forever(superexec),
         )
-        self.write_calls(local)
+        if it.secure:
+            self.write_proxy()
+        self.write_calls()
 
-    def write_calls(self, superlink: str) -> None:
+    def write_proxy(self) -> None:
+        self.put("server/proxy.conf", nginx.proxy(self.deployment))
+        run = flower.shell(nginx.command("$here", "$here/proxy.conf"))
+        about = "Run the proxy, which all nodes connect to. It admits nodes only, and only to the routes they need."
+        self.script("server/start-proxy.sh", about, f"need_nginx\nkeep_running {run}")
+        about = "Let the running proxy read proxy.conf, client.crl and its certificate again."
+        self.script("server/reload-proxy.sh", about, f"need_nginx\n{run} -t -q\nexec {run} -s reload")
+
+    def write_calls(self) -> None:
         """Write the scripts that call the SuperLink through Flower's command `flwr` and then end."""
-        connection = flower.connection(superlink, "$here/ca.crt", self.deployment.secure)
+        connection = flower.connection(self.deployment.superlink, "$here/ca.crt", self.deployment.secure)
         about = "Flower's command `flwr` for this deployment: `./flwr.sh list`, `./flwr.sh supernode list`."
         self.script("server/flwr.sh", about, fill("flwr.sh", connection=connection.rstrip()))
         register = flower.shell(["$here/flwr.sh", *flower.register("$key", "$name")])
@@ -125,19 +130,28 @@ class Writer:
         it, folder = self.deployment, f"nodes/{name}"
         self.put(f"{folder}/node.toml", fill("node.toml", **settings, name=name, encoder=encoder))
         self.write_loop(folder)
-        start = flower.supernode("$here", "${SUPERLINK:-" + it.superlink + "}", "${NODE_PORT:-9094}", it.secure)
-        about = "Take part in the federation until stopped. SUPERLINK names another host:port, NODE_PORT a free port."
-        self.script(f"{folder}/start.sh", about, _forever(start))
+        if it.secure:
+            self.put(f"{folder}/forwarder.conf", nginx.forwarder(it))
+            run = flower.shell(nginx.command("$here", "$here/forwarder.conf"))
+            start = flower.supernode("$here", "$superlink", "${NODE_PORT:-9094}", "local.crt")
+            body = fill("start.sh", forwarder=run, supernode=flower.shell(start))
+        else:
+            superlink = "${SUPERLINK:-" + it.entrance + "}"
+            body = _forever(flower.supernode("$here", superlink, "${NODE_PORT:-9094}", None))
+        about = "Take part in the federation until stopped. NODE_PORT names another port for the node's own processes."
+        self.script(f"{folder}/start.sh", about, body)
 
     def write_about(self, days: int) -> None:
         it = self.deployment
-        facts = {"superlink": it.superlink, "port": it.port, "first": it.nodes[0], "count": len(it.nodes)}
-        self.put("README.md", fill("README.md" if it.secure else "README-insecure.md", until=_until(days), **facts))
+        facts = {"entrance": it.entrance, "port": it.port, "first": it.nodes[0], "count": len(it.nodes)}
+        facts |= {"until": date_after(days), "install": nginx.INSTALL, "routes": len(nginx.ROUTES)}
+        self.put("README.md", fill("README.md" if it.secure else "README-insecure.md", **facts))
         self.put("deployment.toml", it.to_toml())
 
     def write_loop(self, folder: str) -> None:
         exports = [f"export {key}={value}" for key, value in flower.ENVIRONMENT.items()]
-        self.put(f"{folder}/keep-running.sh", fill("keep-running.sh", environment="\n".join(exports)))
+        found = {"system_folders": ":".join(nginx.SYSTEM_FOLDERS), "install": nginx.INSTALL}
+        self.put(f"{folder}/keep-running.sh", fill("keep-running.sh", environment="\n".join(exports), **found))
 
     def script(self, name: str, about: str, body: str) -> None:
         opening = f'#!/bin/sh\n# {about}\nset -eu\nhere=$(cd "$(dirname "$0")" && pwd)\n. "$here/keep-running.sh"\n'
@@ -150,14 +164,22 @@ class Writer:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content if isinstance(content, bytes) else content.encode())
 
-
-def fill(template: str, **values: object) -> str:
-    return resources.files(f"{__package__}.templates").joinpath(template).read_text().format(**values)
+    def replace(self, files: Mapping[str, bytes]) -> None:
+        """Write or replace files: first all under temporary names. Keys are readable by the owner only."""
+        try:
+            for name, content in files.items():
+                (self.folder / f"{name}.new").unlink(missing_ok=True)
+                self.put(f"{name}.new", content, 0o600 if name.endswith(".key") else 0o644)
+            for name in files:
+                (self.folder / f"{name}.new").replace(self.folder / name)
+        finally:
+            for name in files:
+                (self.folder / f"{name}.new").unlink(missing_ok=True)
 
 
 def _forever(command: list[str]) -> str:
     return f"keep_running {flower.shell(command)}"
 
 
-def _until(days: int) -> str:
+def date_after(days: int) -> str:
     return f"{datetime.now(UTC) + timedelta(days=days):%Y-%m-%d}"

@@ -1,9 +1,21 @@
 # The scripts in this folder source this file. FLOWER_BIN names the folder of Flower's programs if they are not on the PATH.
+if [ "$(id -u)" -eq 0 ] && [ "${{ALLOW_ROOT:-}}" != yes ]; then
+    echo "Do not run $(basename "$0") as root: use an ordinary account (or ALLOW_ROOT=yes inside a container)." >&2
+    exit 2
+fi
+umask 077  # databases, logs and states are for this account only
 [ -z "${{FLOWER_BIN:-}}" ] || PATH="$FLOWER_BIN:$PATH"
+PATH="$PATH:{system_folders}"  # where nginx is
 FLWR_HOME="$here/flower-home"
 export PATH FLWR_HOME
 {environment}
 cd "$here"
+
+need_nginx() {{
+    command -v nginx >/dev/null && return
+    echo "nginx is not installed. Install it ({install}) and turn its own service off: README.md, section nginx." >&2
+    exit 2
+}}
 
 # Restart a program whenever it ends, until this script is stopped. After a crash, the SuperLink refuses a node until its
 # heartbeat has expired, about a minute later. Pausing and trying again is enough.
@@ -20,5 +32,5 @@ keep_running() {{
         child=$!
         wait "$child" || true
     done
-    wait || true  # wait for the program to shut down cleanly
+    wait "$child" || true  # wait for the program to shut down cleanly
 }}
