@@ -24,6 +24,7 @@ ACCELERATOR = 50.0  # times as fast as one core
 COPIES = 7  # of each parameter: weights, target, gradient, two of the optimiser, two while the state is saved
 KEPT_STATES = 3  # two, and the one that is being written
 LARGEST_NUMBER = 2**53
+LONGEST_LINE = 1000  # of a config: the time to parse a dotted key grows with the square of its length
 MOST_FRACTIONS = 20  # of evaluation.label_shares; each adds up to four figures to a reply
 
 
@@ -35,7 +36,7 @@ class LimitsConfig(Section):
     evaluation: tuple[Literal["validation", "test"], ...] = ("validation", "test")
     """Images on which a server may ask for the accuracy of this node's encoder; [] for none."""
     message_mb: PositiveInt = 1024
-    config_kb: PositiveInt = 256
+    config_kb: PositiveInt = 64
     """Largest config in a message. It is checked before the config is parsed."""
     rounds: PositiveInt = 10_000
     local_epochs: PositiveInt = 100
@@ -68,6 +69,21 @@ class Held:
     @property
     def image_bytes(self) -> int:
         return self.channels * self.side**2
+
+
+def check_text(limits: LimitsConfig, config_toml: str) -> None:
+    """Raise ProtocolError for a config that is too large, or too costly to parse."""
+    size = len(config_toml.encode()) / 1024
+    if size > limits.config_kb:
+        raise ProtocolError(
+            f"the config from the server has {size:,.0f} KB, the limit is {limits.config_kb} KB. "
+            "Shorten it, or raise limits.config_kb in the node settings."
+        )
+    longest = max(map(len, config_toml.splitlines()), default=0)
+    if longest > LONGEST_LINE:
+        raise ProtocolError(
+            f"the config from the server has a line of {longest:,} letters, expected at most {LONGEST_LINE}."
+        )
 
 
 def check_numbers(who: str, config: Config) -> None:

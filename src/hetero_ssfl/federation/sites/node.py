@@ -34,7 +34,7 @@ from ...methods import METHODS, method_class
 from ...models import BUILTIN, Work, parse_spec, work_of
 from ...runs import RunFolder, SiteKind, StateFolder, load_tensors, save_tensors
 from ..records import DIGEST, FEDERATION, NAME, Header, check_size, fields_of
-from .limits import MOST_FRACTIONS, Held, LimitsConfig, check_costs, check_numbers
+from .limits import MOST_FRACTIONS, Held, LimitsConfig, check_costs, check_numbers, check_text
 from .participant import Participant
 from .site import NodeConfig, RadShape, Setup
 
@@ -197,12 +197,7 @@ class NodeSite:
     def admit(self, number: int, message: Message) -> None:
         limits = self.settings(number).limits
         check_size(message, limits.message_mb, "the server")
-        size = len(str(fields_of(message.content).get("config")).encode()) / 1024
-        if size > limits.config_kb:
-            raise ProtocolError(
-                f"the config from the server has {size:,.0f} KB, the limit is {limits.config_kb} KB. "
-                "Shorten it, or raise limits.config_kb in the node settings."
-            )
+        check_text(limits, str(fields_of(message.content).get("config")))
 
     def encoder(self, number: int, config: Config) -> str:
         return self.settings(number).encoder.encoder
