@@ -139,7 +139,8 @@ def test_old_rads_are_deleted(tmp_path: Path) -> None:
 # --- joining, leaving, changing ---
 
 
-def test_a_node_with_a_new_architecture_can_join_during_a_run(rig: Rig) -> None:
+def test_a_node_with_a_new_architecture_can_join_during_a_run(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "clients.newcomers=1")
     home = rig.root / "newcomer"
     shutil.copytree(rig.root / "node-0" / "images", home / "images")
     path = write_node(home, "newcomer", "resnet10(width=8)")
@@ -167,7 +168,7 @@ def test_the_run_continues_with_the_last_kernel_of_a_node_that_left(tmp_path: Pa
 
 
 def test_a_node_that_dies_in_a_round_is_excluded_and_can_reconnect_with_another_id(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, "rounds=3")
+    rig = Rig(tmp_path, "rounds=3", "clients.rejoin=name")
     path = rig.grid.nodes[101]
     rig.at["begin", 1] = lambda: rig.grid.nodes.pop(101)
     rig.at["begin", 2] = lambda: rig.grid.nodes.update({555: path})
