@@ -74,13 +74,18 @@ def test_a_wrong_limit_is_reported(source: str, text: str, monkeypatch: pytest.M
         load_images(DataConfig(source=source), "train")
 
 
-def test_images_are_counted_without_decoding_them(cache: Path, source: str) -> None:
-    assert count_images(DataConfig(source=source, side=4096)) == (16, 4, 2)
-    assert not list(cache.glob("*.npy"))
+def test_images_are_counted_without_decoding_them(cache: Path, source: str, tmp_path: Path) -> None:
+    assert count_images(DataConfig(source=source, side=4096)) == (20, 20, 2)
     assert count_images(DataConfig(source=source, limit=10)).train == 10
-    assert count_images(DataConfig(source="digits")) == (1437, 360, 10)
-    (Path(source) / "class-0" / "0000.png").unlink()
-    assert sum(count_images(DataConfig(source=source))[:2]) == 19
+    assert count_images(DataConfig(source="digits")) == (1797, 1797, 10)
+    assert not cache.exists()
+    pa = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    for rows in (3, 5):  # the second file replaces the first: the number is not remembered for another content
+        pa.write_table(pyarrow.table({"image": [b""] * rows}), tmp_path / "table.parquet")
+        assert count_images(DataConfig(source=str(tmp_path / "table.parquet"))).images == rows
+    assert not list(cache.glob("*.npy"))
 
 
 def test_a_fact_is_found_out_once() -> None:

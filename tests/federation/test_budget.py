@@ -212,7 +212,7 @@ def test_an_encoder_that_needs_real_numbers_is_tried_on_blank_images() -> None:
     assert work_of("helpers.instructions:ReadsValues", 1, 8).multiply_adds == 64 * 4
 
 
-HELD = Held(Work(1000, 4000, 64, 10**6, 10**5, 10**4, 10), Counts(200, 50, 10), 3, 32)
+HELD = Held(Work(1000, 4000, 64, 10**6, 10**5, 10**4, 10), Counts(250, 200, 10), 3, 32)
 
 
 def test_the_heads_are_counted_as_they_are_built() -> None:

@@ -1,5 +1,6 @@
 """Messages from a server to one node, sent to the real ClientApp in this process."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +33,28 @@ def tiny(*overrides: str) -> Config:
 class Owner:
     """The owner of one node: its settings, its images, and a ClientApp that answers messages."""
 
-    def __init__(self, home: Path, limits: str = "", images: int = 40) -> None:
+    def __init__(self, home: Path, limits: str = "", labels: Sequence[int] = tuple(k % 3 for k in range(40))) -> None:
         self.home = home
-        digits = load_digits()
-        pictures = (digits.images * 15.9).astype(np.uint8)[:images]
-        write_images(home / "images", pictures, digits.target[:images] % 3)
+        pictures = (load_digits().images * 15.9).astype(np.uint8)[: len(labels)]
+        write_images(home / "images", pictures, np.array(labels))
         self.settings = write_node(home, "clinic", "resnet8(width=4)")
         with self.settings.open("a") as file:
             file.write(f"validation = 0\n[limits]\n{limits}\n")
         self.app = client_app(ClientProcess())
 
-    def ask(self, kind: str, config: Config | str, rad: Tensor | Array | None = None, **fields: Any) -> Message:
+    def ask(
+        self,
+        kind: str,
+        config: Config | str,
+        rad: Tensor | Array | None = None,
+        arrays: Mapping[str, Tensor] | None = None,
+        **fields: Any,
+    ) -> Message:
         """Send an instruction. `fields` replace or add to those of an honest one."""
         text = config if isinstance(config, str) else config.to_toml()
         sent = rad if isinstance(rad, Tensor) else RAD
         usual = {"federation": FEDERATION, "round": 1, "rad": digest(sent), "channels": 1, "side": 8, "split": "test"}
-        content = pack(fields={**usual, "config": text, **fields})
+        content = pack(arrays, {**usual, "config": text, **fields})
         content = content if rad is None else with_rad(content, sent)
         if isinstance(rad, Array):
             content["rad"]["pixels"] = rad
@@ -55,9 +62,9 @@ class Owner:
         context = Context(RUN_ID, NODE, {"settings": str(self.settings)}, RecordDict(), {})
         return decode(encode(self.app(decode(encode(Message(content, NODE, kind))), context)))
 
-    def refusal(self, kind: str, config: Config | str, rad: Tensor | Array | None = None, **fields: Any) -> str:
+    def refusal(self, kind: str, config: Config | str, rad: Tensor | Array | None = None, **more: Any) -> str:
         """Send an instruction that must be refused. Return the reason."""
-        reply = self.ask(kind, config, rad, **fields)
+        reply = self.ask(kind, config, rad, **more)
         assert reply.has_error(), "it was not refused"
         assert reply.error.reason is not None
         return reply.error.reason

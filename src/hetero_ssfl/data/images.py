@@ -23,7 +23,7 @@ from ..config import DataConfig
 from ..errors import DataError
 from ..screen import Console
 from .cache import cache_folder, mark_used, most_bytes, prune_cache, remembered
-from .sources import Rows, Subset, fixed_fifth, locate, open_rows
+from .sources import Rows, Subset, count_files, fixed_fifth, locate, open_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DIGITS = 1797
-_SPLITS: tuple[Subset, Subset] = ("train", "test")
+MOST_CLASSES = 1000  # assumed for a source whose labels are not read
 FORMAT = 4  # increase it when the cached content changes for the same source
 
 
@@ -77,28 +77,28 @@ def load_images(config: DataConfig, split: Subset) -> Images:
 
 
 class Counts(NamedTuple):
-    """Size of a source, whatever the size of its images."""
+    """Size of a source, whatever the size of its images. It is an upper bound: unreadable images are included."""
 
+    images: int
+    """Of all splits."""
     train: int
-    test: int
+    """Of the training split at most."""
     classes: int
 
 
 def count_images(config: DataConfig) -> Counts:
-    """Count the images of a source without decoding them. Unreadable ones are included."""
+    """Count the images of a source without decoding them."""
     if config.source == "digits":
-        train, test = (len(fixed_fifth(DIGITS, split)) for split in _SPLITS)
-        found = Counts(train, test, classes=10)
+        found, classes = DIGITS, 10
     else:
         source = locate(config.source)
-        plain = config.model_copy(update={"side": None, "channels": None})
-
-        def count() -> Counts:
-            rows = [open_rows(plain, source, split) for split in _SPLITS]
-            return Counts(rows[0].count, rows[1].count, len(rows[0].classes))
-
-        found = Counts(*remembered(["count", _cache_key(plain, source, "all")], count))
-    return found._replace(train=min(found.train, config.limit or found.train))
+        counted = count_files(source) if isinstance(source, Path) else None
+        if counted is None:
+            plain = config.model_copy(update={"side": None, "channels": None})
+            key = ["count", _cache_key(plain, source, "all")]
+            counted = remembered(key, lambda: open_rows(plain, source, "all").count), MOST_CLASSES
+        found, classes = counted
+    return Counts(found, min(found, config.limit or found), classes)
 
 
 def _digits(config: DataConfig, split: Subset) -> Images:

@@ -153,7 +153,7 @@ def training_seconds(config: Config, held: Held) -> dict[str, float]:
 
 
 def evaluation_seconds(config: Config, held: Held) -> dict[str, float]:
-    ask, (train, test, classes), width = config.evaluation, held.images, held.encoder.width
+    ask, (images, train, classes), width = config.evaluation, held.images, held.encoder.width
     fractions = len(ask.label_shares)
     steps = ask.epochs * -(-train // ask.batch)
     multiply_adds = width * ask.hidden + ask.hidden * classes if ask.hidden else width * classes
@@ -163,14 +163,14 @@ def evaluation_seconds(config: Config, held: Held) -> dict[str, float]:
         for share in ask.label_shares
     )
     return {
-        "this node's images": _pass(config, held, train + test) + test * train * width / MULTIPLY_ADDS,
+        "this node's images": _pass(config, held, images) + images * train * width / MULTIPLY_ADDS,
         f"evaluation.epochs = {ask.epochs} with batch = {ask.batch} and hidden = {ask.hidden}": (2 + fractions) * fit,
         f"{fractions} evaluation.label_shares with finetune_epochs = {ask.finetune_epochs}": tuning,
     }
 
 
 def memory_bytes(config: Config, held: Held) -> dict[str, float]:
-    ask, rad, (train, test, classes) = config.evaluation, config.alignment, held.images
+    ask, rad, (images, train, classes) = config.evaluation, config.alignment, held.images
     batch, views = min(config.optim.batch, train + config.rad.size), config.views.count
     heads, _ = _heads(config, held)
     live = held.encoder.activation_bytes + 4 * sum(config.ssl.projector) * 3 + 24 * held.image_bytes
@@ -189,11 +189,11 @@ def memory_bytes(config: Config, held: Held) -> dict[str, float]:
         f"rad.size = {config.rad.size} and alignment.rank = {rad.rank}": (
             config.rad.size * (held.image_bytes + 32 * width + 24 * columns) + 32 * width**2
         ),
-        f"images of side {held.side}": (2 * train + test) * held.image_bytes + 512 * 3 * held.encoder.largest_bytes,
+        f"images of side {held.side}": (images + train) * held.image_bytes + 512 * 3 * held.encoder.largest_bytes,
         f"evaluation.hidden = {ask.hidden} and batch = {ask.batch}": (
             16 * ask.hidden * (held.encoder.width + classes + min(ask.batch, train))
             + ask.batch * (8 + 4 * held.encoder.width)
-            + 12 * (train + test) * held.encoder.width
+            + 12 * images * held.encoder.width
         ),
     }
 
@@ -205,7 +205,7 @@ def disk_bytes(config: Config, held: Held) -> dict[str, float]:
         "its other files": held.other_files,
         "this node's encoder": held.encoder.state_bytes * (KEPT_STATES * encoders + 1),  # and the finished model
         f"ssl.projector = {list(config.ssl.projector)} and predictor = {config.ssl.predictor}": KEPT_STATES * heads,
-        f"images of side {held.side}": (held.images.train + held.images.test) * held.image_bytes,
+        f"images of side {held.side}": held.images.images * held.image_bytes,
         f"rad.size = {config.rad.size}": config.rad.size * held.image_bytes,
     }
 
