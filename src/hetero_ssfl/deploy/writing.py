@@ -97,7 +97,8 @@ class Writer:
         local = address(it.loopback, it.port)
         self.put("server/superexec.secret", secrets.token_hex(32), 0o600)
         self.put("server/app/pyproject.toml", flower.APP)
-        self.put("server/federation.toml", fill("federation.toml", **settings, count=count, enough=max(1, count - 1)))
+        seats = {"count": count, "enough": max(1, count - 1), "rejoin": "key" if it.secure else "name"}
+        self.put("server/federation.toml", fill("federation.toml", **settings, **seats))
         self.write_loop("server")
         superlink = flower.superlink("$here", "${BIND:-" + it.bind + "}", str(it.port), "$here/superlink.db", it.secure)
         self.script("server/start-superlink.sh", "Run the SuperLink, which all nodes connect to.", _forever(superlink))
