@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The federation, from messages up to starting a run.
     RECORDS: {"errors", "events", "methods"},
     "federation.logs": set(),
-    SITES: BASE | {"data", "methods", "models", "objectives", "runs", RECORDS},
+    SITES: BASE | {"__init__", "data", "methods", "models", "objectives", "runs", RECORDS},  # __init__: the version
     CLIENT: BASE
     | {"__init__", "data", "evaluation", "methods", "models", "runs", "training", RECORDS, SITES, "federation.logs"},
     SERVER: BASE | {"events", "methods", "runs", RECORDS},

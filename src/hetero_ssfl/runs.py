@@ -259,9 +259,12 @@ class StateFolder:
         self.path = path
 
     def save(self, round_number: int, tensors: Mapping[str, Tensor]) -> None:
+        """Save a round. Later ones are deleted: they were not committed, and must not displace the earlier state."""
         save_tensors(self.file(round_number), tensors)
-        for old in self._saved()[:-2]:
-            self.file(old).unlink(missing_ok=True)  # a leftover worker of a killed run may have deleted it
+        saved = self._saved()
+        kept = [r for r in saved if r <= round_number][-2:]
+        for other in set(saved) - set(kept):
+            self.file(other).unlink(missing_ok=True)  # a leftover worker of a killed run may have deleted it
 
     def forget_after(self, round_number: int) -> None:
         """Delete the files of unfinished rounds after a crash."""

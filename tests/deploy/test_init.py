@@ -19,6 +19,8 @@ from hetero_ssfl.deploy import pki, writing
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.writing import initialise
 from hetero_ssfl.errors import ConfigError
+from hetero_ssfl.federation.sites.limits import LimitsConfig
+from hetero_ssfl.federation.sites.node import read_node
 from hetero_ssfl.models.encoders import build_encoder
 
 SECRETS = {
@@ -122,8 +124,9 @@ def test_each_node_has_its_own_key_that_the_server_can_register(made: Deployment
 
 def test_the_written_config_and_node_settings_are_valid(made: Deployment) -> None:
     config = load_config(str(made.server / "federation.toml"))
-    assert (config.clients.count, config.rad.source) == (2, "rad")
+    assert (config.clients.count, config.clients.rejoin, config.rad.source) == (2, "key", "rad")
     node = tomllib.loads((made.node("node-2") / "node.toml").read_text())
+    assert read_node(made.node("node-2") / "node.toml").limits == LimitsConfig(message_mb=512)  # all others: defaults
     assert (node["name"], node["data"]["source"], node["limits"]["weights_may_leave"]) == ("node-2", "images", False)
     for encoder in writing.ENCODERS:
         build_encoder(encoder, 3, 32)
@@ -170,6 +173,7 @@ def test_insecure_has_no_keys_and_warns(tmp_path: Path) -> None:
     assert not names & {"ca.crt", "ca.key", "server.crt", "server.key", "node.key", "node-keys"}
     assert "INSECURE" in (tmp_path / "fl/README.md").read_text()
     assert "--insecure" in (tmp_path / "fl/nodes/node-3/start.sh").read_text()
+    assert load_config(str(tmp_path / "fl/server/federation.toml")).clients.rejoin == "name"  # ids do not last
 
 
 def test_nothing_is_overwritten(made: Deployment) -> None:

@@ -17,7 +17,7 @@ from hetero_ssfl.errors import ConfigError, ProtocolError, RunError
 from hetero_ssfl.federation import reevaluate, start
 from hetero_ssfl.federation.records import fields_of, rad_of
 from hetero_ssfl.federation.sites import NodeSite
-from hetero_ssfl.federation.sites.node import check_instruction, find_rad, keep_rad, open_node, read_node
+from hetero_ssfl.federation.sites.node import check_instruction, check_rad, find_rad, open_node, read_node, save_rad
 from hetero_ssfl.models import Learner
 from hetero_ssfl.report.status import read_status
 from hetero_ssfl.report.tables import Result, results_table
@@ -117,11 +117,11 @@ def test_a_rad_that_does_not_match_its_digest_is_refused(tmp_path: Path) -> None
     node = read_node(write_node(tmp_path, "a", ENCODERS[0]))
     rad = torch.zeros(8, 1, 4, 4, dtype=torch.uint8)
     with pytest.raises(ProtocolError, match="does not match its digest"):
-        keep_rad(node, digest(rad + 1), rad)
+        check_rad(node, digest(rad + 1), rad)
     with pytest.raises(ProtocolError, match="expected uint8 images"):
-        keep_rad(node, digest(rad), rad.float())
+        check_rad(node, digest(rad), rad.float())
     assert find_rad(node, digest(rad)) is None
-    keep_rad(node, digest(rad), rad)
+    save_rad(node, digest(rad), rad)
     kept = find_rad(node, digest(rad))
     assert kept is not None
     assert torch.equal(kept, rad)
@@ -131,7 +131,7 @@ def test_old_rads_are_deleted(tmp_path: Path) -> None:
     node = read_node(write_node(tmp_path, "a", ENCODERS[0]))
     for shade in range(6):
         rad = torch.full((8, 1, 4, 4), shade, dtype=torch.uint8)
-        keep_rad(node, digest(rad), rad)
+        save_rad(node, digest(rad), rad)
     assert len(list((tmp_path / "state" / "rad").iterdir())) == 3
     assert find_rad(node, digest(rad)) is not None
 
@@ -139,7 +139,8 @@ def test_old_rads_are_deleted(tmp_path: Path) -> None:
 # --- joining, leaving, changing ---
 
 
-def test_a_node_with_a_new_architecture_can_join_during_a_run(rig: Rig) -> None:
+def test_a_node_with_a_new_architecture_can_join_during_a_run(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "clients.newcomers=1")
     home = rig.root / "newcomer"
     shutil.copytree(rig.root / "node-0" / "images", home / "images")
     path = write_node(home, "newcomer", "resnet10(width=8)")
@@ -167,7 +168,7 @@ def test_the_run_continues_with_the_last_kernel_of_a_node_that_left(tmp_path: Pa
 
 
 def test_a_node_that_dies_in_a_round_is_excluded_and_can_reconnect_with_another_id(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, "rounds=3")
+    rig = Rig(tmp_path, "rounds=3", "clients.rejoin=name")
     path = rig.grid.nodes[101]
     rig.at["begin", 1] = lambda: rig.grid.nodes.pop(101)
     rig.at["begin", 2] = lambda: rig.grid.nodes.update({555: path})

@@ -25,11 +25,13 @@ def parse_config(text: str, overrides: Iterable[str] = (), origin: str = "the co
     """Read TOML, apply `key=value` overrides, validate. Raises ConfigError with a remedy."""
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin} is not valid TOML: {error}. Fix that line.") from None
-    for override in overrides:
-        _apply(values, override)
-    return validate(values, Config)
+        for override in overrides:
+            _apply(values, override)
+        return validate(values, Config)
+    except ValueError as error:  # TOMLDecodeError is one; a number of thousands of digits raises another
+        raise ConfigError(f"{origin} is not valid TOML: {str(error)[:200]}. Fix that line.") from None
+    except RecursionError:
+        raise ConfigError(f"{origin} is nested too deeply, expected sections with settings. Simplify it.") from None
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -117,11 +119,19 @@ def _explain(error: ValidationError, kind: type[Section]) -> str:
         for part in where[:-1]:
             annotation = section.model_fields[part].annotation if isinstance(part, str) else ModelConfig
             section = annotation if isinstance(annotation, type) else ModelConfig
-        return f"unknown key '{key}', expected {_choices(section.model_fields, str(where[-1]))}."
+        return f"unknown key '{key[:200]}', expected {_choices(section.model_fields, str(where[-1]))}."
     if not key:
         return problem["msg"].removeprefix("Value error, ")
     message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
-    return f"{key} = {problem['input']!r} is not possible: it {message}. Change that value."
+    return f"{key} = {_short(problem['input'])} is not possible: it {message}. Change that value."
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "that number"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _choices(known: Iterable[str], wrong: str) -> str:

@@ -94,6 +94,15 @@ def as_model(value: Any) -> Any:
     return {"encoder": value} if isinstance(value, str) else value
 
 
+class SeatConfig(Section):
+    """What the operator of a federation knows about a node."""
+
+    node: PositiveInt | None = None
+    """Flower's id of the node, which belongs to its registered key."""
+    images: PositiveInt | None = None
+    """The largest number of images that it can claim."""
+
+
 class ClientsConfig(Section):
     count: PositiveInt = 5
     """Number of clients."""
@@ -105,6 +114,17 @@ class ClientsConfig(Section):
     """Client k uses entry k modulo the length of the list."""
     weights: Literal["uniform", "size"] | tuple[PositiveFloat, ...] = "uniform"
     """Weights w_j of the consensus: equal, by number of images, or one value per client."""
+    seats: dict[str, SeatConfig] = {}
+    """Real federations: the only nodes that may take part, such as `hospital-a = {node = 1234, images = 5000}`, with
+    Flower's id of the node and the largest number of images that it can claim. By default, any registered node."""
+    newcomers: NonNegativeInt = 0
+    """Real federations: number of nodes beyond `count` that may join during the run."""
+    rejoin: Literal["key", "name"] = "key"
+    """Real federations: a name belongs to the node that had it first; or, for nodes without keys, to any node."""
+    size_ratio: Annotated[float, Field(ge=1)] = 2.0
+    """Real federations: a number of images that a node claims counts up to this multiple of the median."""
+    absent_rounds: NonNegativeInt = 10
+    """Real federations: rounds after which the contribution of a disconnected node is removed; 0 for never."""
 
     def selected_per_round(self, present: int | None = None) -> int:
         """Return the number of clients per round, out of those `present` or, by default, of all clients."""

@@ -1,7 +1,8 @@
 """Load images, divide them among clients, and make random views for training."""
 
 from .batches import take
-from .images import Images, digest, load_images
+from .cache import remembered
+from .images import Counts, Images, count_images, digest, load_images
 from .leakage import without_trained
 from .objects import Data, agree_on_classes, joined, read_given, read_rad, read_with_test
 from .partition import assign_classes, partition
@@ -12,12 +13,14 @@ from .views import MEAN, STD, random_view, to_input
 __all__ = [
     "MEAN",
     "STD",
+    "Counts",
     "Data",
     "Images",
     "Split",
     "agree_on_classes",
     "assign_classes",
     "balanced_order",
+    "count_images",
     "digest",
     "joined",
     "load_images",
@@ -28,6 +31,7 @@ __all__ = [
     "read_given",
     "read_rad",
     "read_with_test",
+    "remembered",
     "same_source",
     "split_training_images",
     "take",

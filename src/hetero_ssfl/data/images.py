@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,13 +22,16 @@ from torch import Tensor
 from ..config import DataConfig
 from ..errors import DataError
 from ..screen import Console
-from .sources import Rows, Subset, fixed_fifth, locate, open_rows
+from .cache import cache_folder, mark_used, most_bytes, prune_cache, remembered
+from .sources import Rows, Subset, count_files, fixed_fifth, locate, open_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 log = logging.getLogger(__name__)
 
+DIGITS = 1797
+MOST_CLASSES = 1000  # assumed for a source whose labels are not read
 FORMAT = 4  # increase it when the cached content changes for the same source
 
 
@@ -61,7 +64,7 @@ def load_images(config: DataConfig, split: Subset) -> Images:
     if config.source == "digits":
         return _digits(config, split)
     source = locate(config.source)
-    entry = _cache_folder() / _cache_key(config, source, split)
+    entry = cache_folder() / _cache_key(config, source, split)
     images = _read_cache(entry)
     if images is None:
         rows = open_rows(config, source, split)
@@ -71,6 +74,31 @@ def load_images(config: DataConfig, split: Subset) -> Images:
         images = _read_cache(entry)
         assert images is not None
     return images
+
+
+class Counts(NamedTuple):
+    """Size of a source, whatever the size of its images. It is an upper bound: unreadable images are included."""
+
+    images: int
+    """Of all splits."""
+    train: int
+    """Of the training split at most."""
+    classes: int
+
+
+def count_images(config: DataConfig) -> Counts:
+    """Count the images of a source without decoding them."""
+    if config.source == "digits":
+        found, classes = DIGITS, 10
+    else:
+        source = locate(config.source)
+        counted = count_files(source) if isinstance(source, Path) else None
+        if counted is None:
+            plain = config.model_copy(update={"side": None, "channels": None})
+            key = ["count", _cache_key(plain, source, "all")]
+            counted = remembered(key, lambda: open_rows(plain, source, "all").count), MOST_CLASSES
+        found, classes = counted
+    return Counts(found, min(found, config.limit or found), classes)
 
 
 def _digits(config: DataConfig, split: Subset) -> Images:
@@ -104,11 +132,6 @@ def _digits_file() -> tuple[np.ndarray, np.ndarray]:
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
 
 
-def _cache_folder() -> Path:
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "hetero-ssfl")
-    return Path(os.environ.get("HETERO_SSFL_CACHE", default)).expanduser()
-
-
 def _cache_key(config: DataConfig, source: Path | str, split: Subset) -> str:
     """Identify the decoded content by its source, the state of the source's files, and the decoding settings."""
     files: list[Any] = []
@@ -131,6 +154,7 @@ def _read_cache(entry: Path) -> Images | None:
     if _checksum(pixels, card.get("labels")) != card.get("sha256"):
         log.warning("cached images %s do not match their checksum; decoding again", entry.name)
         return None
+    mark_used(entry.with_suffix(".json"))
     labels = None if card["labels"] is None else torch.tensor(card["labels"], dtype=torch.long)
     return Images(torch.from_numpy(pixels), labels, tuple(card["classes"]), card["skipped"])
 
@@ -142,6 +166,7 @@ def _checksum(pixels: np.ndarray, labels: list[int] | None) -> str:
 
 
 def _fill_cache(entry: Path, config: DataConfig, rows: Rows, what: str) -> None:
+    most_bytes()  # raises for a wrong limit before anything is decoded
     pixels, labels, skipped = _decode(config, rows, what)
     card = {
         "source": config.source,
@@ -157,6 +182,7 @@ def _fill_cache(entry: Path, config: DataConfig, rows: Rows, what: str) -> None:
         scratch.replace(entry.with_suffix(".npy"))
         scratch.write_text(json.dumps(card))
         scratch.replace(entry.with_suffix(".json"))
+        prune_cache(entry)
     except OSError as error:
         raise DataError(
             f"cannot write the image cache in '{entry.parent}': {error.strerror}. "

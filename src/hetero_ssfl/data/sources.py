@@ -25,6 +25,7 @@ IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
 TEST_SPLITS = ("test", "valid", "validation")
 SUFFIXES = (".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tga", ".tif", ".tiff", ".webp")
+DATASET_FILES = ("dataset_info.json", "dataset_dict.json")
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # files of the `datasets` library, next to images
 
 log = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
         if isinstance(source, str):
             log.warning("there is no file or folder '%s' here: asking the hub, which is slow without network", source)
             return dict(datasets.load_dataset(source))
-        if (source / "dataset_info.json").exists() or (source / "dataset_dict.json").exists():
+        if any((source / name).exists() for name in DATASET_FILES):
             loaded = datasets.load_from_disk(str(source))
             return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
         if source.suffix == ".arrow":
@@ -172,6 +173,15 @@ def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
                 "the first time (or a folder of that name under HETERO_SSFL_DATA)."
             )
         raise DataError(f"cannot load '{source}': {reason}. {remedy}") from None
+
+
+def count_files(folder: Path) -> tuple[int, int] | None:
+    """Return the number of image files and of folders that hold them; None for a source that is not such a folder."""
+    files = list(folder.rglob("*")) if folder.is_dir() else []
+    if any(file.suffix in (".parquet", ".arrow") or file.name in DATASET_FILES for file in files):
+        return None
+    images = [file for file in files if is_image(file)]
+    return (len(images), len({file.parent for file in images})) if images else None
 
 
 def is_image(path: Path) -> bool:

@@ -91,7 +91,8 @@ class Writer:
         it, count = self.deployment, len(self.deployment.nodes)
         self.put("server/superexec.secret", secrets.token_hex(32), 0o600)
         self.put("server/app/pyproject.toml", flower.APP)
-        self.put("server/federation.toml", fill("federation.toml", **settings, count=count, enough=max(1, count - 1)))
+        seats = {"count": count, "enough": max(1, count - 1), "rejoin": "key" if it.secure else "name"}
+        self.put("server/federation.toml", fill("federation.toml", **settings, **seats))
         self.write_loop("server")
         bind = it.loopback if it.secure else "${BIND:-" + it.bind + "}"
         superlink = flower.superlink("$here", bind, str(it.superlink_port), "$here/superlink.db", it.secure)

@@ -10,9 +10,17 @@ from ..config import EvaluationConfig
 from ..data import Images, to_input
 from ..seeding import global_seed, rng_for
 from .features import extract_features
+from .probes import Measure, accuracy
 
 
-def finetune(encoder: nn.Module, train: Images, test: Images, config: EvaluationConfig, seed: int) -> float:
+def finetune(
+    encoder: nn.Module,
+    train: Images,
+    test: Images,
+    config: EvaluationConfig,
+    seed: int,
+    measure: Measure = accuracy,
+) -> float:
     """Train a copy of the encoder and a linear layer on `train`; return the accuracy in percent on `test`."""
     assert train.labels is not None
     assert test.labels is not None
@@ -36,7 +44,7 @@ def finetune(encoder: nn.Module, train: Images, test: Images, config: Evaluation
     model.eval()
     with torch.no_grad():
         parts = [model(to_input(rows.to(device))).argmax(1).cpu() for rows in test.pixels.split(512)]
-    return 100 * float((classes[torch.cat(parts)] == test.labels).double().mean())
+    return measure(classes[torch.cat(parts)], test.labels)
 
 
 def share_of_labels(labels: Tensor, share: float, seed: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Probe the features of a frozen encoder with a linear classifier and nearest neighbours."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,9 @@ from torch import Generator, Tensor, nn
 
 from ..config import EvaluationConfig
 from ..seeding import global_seed, rng_for
+
+Measure = Callable[[Tensor, Tensor], float]
+"""Compares predicted with true classes."""
 
 
 @dataclass(frozen=True)
@@ -22,16 +26,19 @@ class Labeled:
         return Labeled(self.x[rows], self.y[rows])
 
 
-def probe(train: Labeled, test: Labeled, config: EvaluationConfig, seed: int) -> dict[str, float]:
-    """Return the accuracy in percent of each probe in the config."""
+def probe(
+    train: Labeled, test: Labeled, config: EvaluationConfig, seed: int, measure: Measure | None = None
+) -> dict[str, float]:
+    """Return the accuracy in percent of each probe in the config, or another measure of its predictions."""
+    measure = measure or accuracy
     classes, train_y = train.y.unique(return_inverse=True)  # classes come from training labels, never from test labels
     results = {}
     if "linear" in config.probes:
         predicted = linear_probe(Labeled(train.x, train_y), test.x, config, seed)
-        results["linear"] = _accuracy(classes[predicted], test.y)
+        results["linear"] = measure(classes[predicted], test.y)
     if "knn" in config.probes:
         predicted = knn_probe(Labeled(train.x, train_y), test.x, config.neighbours)
-        results["knn"] = _accuracy(classes[predicted], test.y)
+        results["knn"] = measure(classes[predicted], test.y)
     return results
 
 
@@ -118,5 +125,16 @@ def few_labels(labels: Tensor, per_class: int | None, seed: int) -> Tensor:
     return torch.cat(chosen).sort().values
 
 
-def _accuracy(predicted: Tensor, truth: Tensor) -> float:
+def accuracy(predicted: Tensor, truth: Tensor) -> float:
+    """Return the percentage of correct predictions."""
     return 100 * float((predicted == truth).double().mean())
+
+
+def balanced_accuracy(predicted: Tensor, truth: Tensor) -> float:
+    """Return the mean over classes of the percentage of correct predictions, as a whole number.
+
+    It does not depend on how many images a class has: whoever always predicts the same class gets 100 / classes.
+    Rounding hides the denominators of the means, which are numbers of images.
+    """
+    found = [(predicted[truth == label] == label).double().mean() for label in truth.unique()]
+    return float(round(100 * float(torch.stack(found).mean())))

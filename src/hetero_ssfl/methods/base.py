@@ -8,8 +8,8 @@ Round 0 is an optional opening: all clients, or the first, reply once without tr
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -54,6 +54,8 @@ class ServerState:
     clients: Mapping[ClientId, Mapping[str, Tensor]] = field(default_factory=dict)
     """Tensors that the method keeps from each client's last reply. Saved ones are read from disk on access."""
     examples: Mapping[ClientId, int] = field(default_factory=dict)
+    seats: Mapping[ClientId, int] = field(default_factory=dict)
+    """The node that holds each name, in a real federation."""
 
 
 COLLAPSED = 0.1  # feature spread: 1 is isotropic, 0 is a single point
@@ -85,6 +87,12 @@ class Method(ABC):
     @abstractmethod
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
         """Server: return the state after a round, from the replies that arrived and passed `check`."""
+
+    def forget(self, state: ServerState, gone: Collection[ClientId]) -> ServerState:
+        """Server: return the state without what clients that left have contributed."""
+        clients = {name: kept for name, kept in state.clients.items() if name not in gone}
+        examples = {name: count for name, count in state.examples.items() if name not in gone}
+        return replace(state, clients=clients, examples=examples)
 
     def check(self, state: ServerState, client: ClientId, update: Update) -> None:
         """Server: raise ProtocolError for a reply that must not be used."""

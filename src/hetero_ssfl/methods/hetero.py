@@ -9,7 +9,7 @@ A client that was not selected has not changed, so its last contribution is stil
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +72,13 @@ class HeteroSSFL(Method):
         examples = {**state.examples, **{name: u.examples for name, u in updates.items()}}
         after = replace(state, round=state.round + 1, clients=kept, examples=examples)
         return replace(after, shared=self.kernels.consensus(state, after, list(updates)).to_tensors())
+
+    def forget(self, state: ServerState, gone: Collection[ClientId]) -> ServerState:
+        after = super().forget(state, gone)
+        leaving = [name for name in gone if name in state.clients]
+        if not leaving or not after.clients:  # a mean of nothing would teach nothing
+            return state
+        return replace(after, shared=self.kernels.consensus(state, after, leaving).to_tensors())
 
     def metrics(self, state: ServerState) -> dict[str, float]:
         mean = KernelState.from_tensors(state.shared)

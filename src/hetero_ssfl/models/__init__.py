@@ -2,5 +2,16 @@
 
 from .encoders import BUILTIN, build_encoder, output_width, parse_spec
 from .learner import Learner, build_learner, count_parameters
+from .work import Work, work_of
 
-__all__ = ["BUILTIN", "Learner", "build_encoder", "build_learner", "count_parameters", "output_width", "parse_spec"]
+__all__ = [
+    "BUILTIN",
+    "Learner",
+    "Work",
+    "build_encoder",
+    "build_learner",
+    "count_parameters",
+    "output_width",
+    "parse_spec",
+    "work_of",
+]

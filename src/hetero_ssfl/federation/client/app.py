@@ -15,7 +15,9 @@ from torch import Tensor
 
 from ...config import Config, parse_config
 from ...errors import HeteroSSFLError, ProtocolError
-from ...methods import Broadcast, method_for
+from ...methods import Broadcast, method_class, method_for
+from ...methods.base import check_finite
+from ...models import Learner
 from ...plugins import remember
 from ...runs import RunFolder
 from ..logs import log_to_stderr
@@ -27,6 +29,9 @@ from .memory import ClientCache
 from .scoring import evaluate, export_model
 
 log = logging.getLogger(__name__)
+
+MOST_LETTERS = 1000  # of an error in a reply or in the log; a config may hold much longer words
+SPLITS = ("validation", "test")
 
 Report = Callable[[str, float, float], None]
 """Called with a client's name, the fraction of its round that is done, and its loss."""
@@ -90,11 +95,8 @@ def receive(process: ClientProcess, message: Message, context: Context, hello: b
     site.admit(number, message)  # before anything in it is parsed
     fields = fields_of(message.content)
     header, config = header_of(fields), _config(str(fields.get("config")))
-    rad = rad_of(message.content)
-    if rad is not None:
-        site.keep_rad(number, rad, header)
-    shape = (int(fields.get("channels", 0)), int(fields.get("side", 0))) if hello else None
-    participant = site.participant(number, config, header, shape)
+    shape = (whole(fields, "channels"), whole(fields, "side")) if hello else None
+    participant = site.participant(number, config, header, shape, rad_of(message.content))
     remember([participant.model.encoder])
     return Instruction(header, fields, arrays_of(message.content), participant)
 
@@ -114,11 +116,25 @@ def answering(handler: Handler) -> Handler:
         except RadMissingError:
             return Message(pack(fields={"need": "rad"}), reply_to=message)
         except (HeteroSSFLError, FloatingPointError, torch.OutOfMemoryError) as error:
-            log.warning("refused: %s", error)
-            reason = f"{type(error).__name__}: {error}"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            log.warning("refused: %s", str(error)[:MOST_LETTERS])
+            return failed(message, error)
+        except Exception as error:  # whatever a message breaks, the node answers and waits for the next one
+            log.exception("failed")
+            return failed(message, error)
 
     return answer
+
+
+def failed(message: Message, error: Exception) -> Message:
+    reason = f"{type(error).__name__}: {error}"[:MOST_LETTERS]
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def whole(fields: Mapping[str, Scalar], key: str) -> int:
+    value = fields.get(key)
+    if type(value) is not int:
+        raise ProtocolError(f"the message names {key} = {str(value)[:40]}, expected a whole number.")
+    return value
 
 
 # --- the messages that a participant answers ---
@@ -172,13 +188,10 @@ def client_app(process: ClientProcess) -> ClientApp:
         """Probe the encoder after a round. On the last evaluation, also export it as a model."""
         asked = receive(process, message, context)
         participant, number, split = asked.participant, asked.header.round, str(asked.fields.get("split"))
-        if asked.arrays:  # the server's global model, for networks with this client's architecture
-            learner = participant.untrained()
-            try:
-                learner.load_state_dict({**learner.state_dict(), **asked.arrays})
-            except RuntimeError:
-                raise ProtocolError(f"the global model does not fit the networks of {participant.name}.") from None
-            metrics = evaluate(participant, learner, split)
+        if split not in SPLITS:
+            raise ProtocolError(f"the message names the images '{split[:40]}', expected {' or '.join(SPLITS)}.")
+        if asked.arrays:
+            metrics = evaluate(participant, with_global_model(participant, asked.arrays), split)
         elif number == 0:
             metrics = evaluate(participant, participant.untrained(), split)
         else:
@@ -189,6 +202,22 @@ def client_app(process: ClientProcess) -> ClientApp:
         return Message(pack_reply(asked.header, metrics=metrics), reply_to=message)
 
     return app
+
+
+def with_global_model(participant: Participant, weights: Mapping[str, Tensor]) -> Learner:
+    """Return networks with weights from the server. Only methods that average weights have a use for them."""
+    if not method_class(participant.config.method).averages_weights:
+        raise ProtocolError(
+            f"{participant.name} was asked to evaluate weights of the server, but method "
+            f"'{participant.config.method}' has no global model."
+        )
+    check_finite(weights, "the server")
+    learner = participant.untrained()
+    try:
+        learner.load_state_dict({**learner.state_dict(), **weights})
+    except RuntimeError:
+        raise ProtocolError(f"the global model does not fit the networks of {participant.name}.") from None
+    return learner
 
 
 app = client_app(ClientProcess())

@@ -4,7 +4,16 @@ import torch
 
 from ... import __version__
 from ...data import MEAN, STD, digest
-from ...evaluation import Labeled, extract_features, few_labels, finetune, probe, share_of_labels
+from ...evaluation import (
+    Labeled,
+    accuracy,
+    balanced_accuracy,
+    extract_features,
+    few_labels,
+    finetune,
+    probe,
+    share_of_labels,
+)
 from ...models import Learner, count_parameters
 from ...runs import save_tensors, write_json
 from ...training import TrainingClient
@@ -12,8 +21,14 @@ from ..sites.participant import Participant
 
 
 def evaluate(participant: Participant, learner: Learner, split: str) -> dict[str, float]:
-    """Probe a frozen encoder on all classes and on the participant's own classes. Return {} without labels."""
+    """Probe a frozen encoder on all classes and on the participant's own classes.
+
+    Return {} without labels, or if the owner does not allow probes on these images.
+    """
+    if split not in participant.evaluates:
+        return {}
     config, own = participant.config, participant.images.labels
+    measure = balanced_accuracy if participant.balanced else accuracy
     train, held_out = participant.labeled(), participant.held_out(split)
     if train.labels is None or held_out.labels is None or not len(held_out):
         return {}
@@ -22,19 +37,21 @@ def evaluate(participant: Participant, learner: Learner, split: str) -> dict[str
     encoder = learner.encoder
     fit = Labeled(extract_features(encoder, train.pixels), train.labels)
     test = Labeled(extract_features(encoder, held_out.pixels), held_out.labels)
-    results = {f"{name}_all": value for name, value in probe(fit, test, config.evaluation, config.seed).items()}
+    results = {
+        f"{name}_all": value for name, value in probe(fit, test, config.evaluation, config.seed, measure).items()
+    }
     if learner.classifier is not None:  # the supervised baseline's own answer, beside the probe
         guesses = learner.classifier(test.x.to(learner.classifier.weight.device)).argmax(1).cpu()
-        results["classifier_all"] = 100 * float((guesses == test.y).float().mean())
+        results["classifier_all"] = measure(guesses, test.y)
     held = train.labels[:0] if own is None else own.unique()
     if len(held) > 1 and len(test.only(held).y):  # a single class always scores 100 %
-        scores = probe(fit.only(held), test.only(held), config.evaluation, config.seed)
+        scores = probe(fit.only(held), test.only(held), config.evaluation, config.seed, measure)
         results |= {f"{name}_own": value for name, value in scores.items()}
     for fraction in config.evaluation.label_shares if split == "test" else ():
         few = share_of_labels(fit.y, fraction, config.seed)
-        scores = probe(Labeled(fit.x[few], fit.y[few]), test, config.evaluation, config.seed)
+        scores = probe(Labeled(fit.x[few], fit.y[few]), test, config.evaluation, config.seed, measure)
         results |= {f"{name}_{fraction:.0%}": value for name, value in scores.items()}
-        tuned = finetune(encoder, train.subset(few), held_out, config.evaluation, config.seed)
+        tuned = finetune(encoder, train.subset(few), held_out, config.evaluation, config.seed, measure)
         results[f"finetune_{fraction:.0%}"] = tuned
     return results
 

@@ -11,6 +11,7 @@ bit-identical results.
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from statistics import stdev
 from typing import Any
 
@@ -38,6 +39,7 @@ from ...seeding import rng_for
 from ..records import Scalar, check_size, pack, read_figures, read_update
 from .roster import Roster
 from .saving import restore_state, save_state
+from .seats import believed_sizes, typical_opening
 
 
 class Server:
@@ -47,6 +49,8 @@ class Server:
         self.folder, self.config, self.listen, self.may_be_away = folder, config, listen, may_be_away
         self.method: Method = method_for(config)
         self.roster = Roster(grid, folder, config, listen, may_be_away)
+        self.doubted: set[ClientId] = set()
+        """Clients whose claimed number of images was reduced."""
 
     # --- the loop ---
 
@@ -54,16 +58,18 @@ class Server:
         state = restore_state(self.folder)
         self.roster.gather(state)
         if state is None:
-            state = ServerState(0 if self.method.opening == "nobody" else -1, tuple(sorted(self.roster.ids)))
+            first = 0 if self.method.opening == "nobody" else -1
+            state = ServerState(first, tuple(sorted(self.roster.ids)), seats=self.roster.held())
         everyone = state.roster
         self.folder.forget_events_after(state.round)
         self.listen(Started(max(0, state.round), self.config.rounds, everyone))
         if state.round <= 0 and self.config.evaluation.every and not self.folder.events():
             self.folder.append_events([self.evaluate(0, "validation")])
         if state.round < 0:
-            state = self.play(state, everyone if self.method.opening == "all" else everyone[:1])
+            # In a real federation all are asked, so that one client alone does not choose the first weights.
+            state = self.play(state, everyone[:1] if self.opens_alone(state) and not self.may_be_away else everyone)
         while state.round < self.config.rounds:
-            state = self.roster.welcome(state)
+            state = self.forget_absent(self.roster.welcome(state))
             state = self.play(state, self.sample(state))
         self.finish(state)
 
@@ -74,12 +80,16 @@ class Server:
         self.listen(RoundBegun(number, selected))
         updates, events = self.collect(state, selected, number)
         needed = min(self.config.engine.min_replies, len(selected))
+        if self.opens_alone(state):
+            needed = 1
         if len(updates) < needed:
             raise RunError(
                 f"round {number} got {len(updates)} usable replies, expected at least {needed}. First reason: "
                 f"{next(excluded_in(events), 'none')} "
                 f"Fix this and continue with: {resume_command(self.folder.path)}"
             )
+        if self.may_be_away:
+            updates = self.weighed(state, updates)
         state = self.method.aggregate(state, updates)
         if number > 0 and self.due(number):
             events.append(self.evaluate(number, "validation"))
@@ -116,6 +126,41 @@ class Server:
                 )
             )
         return updates, events
+
+    # --- no participant counts for more than its seat ---
+
+    def opens_alone(self, state: ServerState) -> bool:
+        """Tell whether the next round is an opening that needs the reply of one client only."""
+        return state.round < 0 and self.method.opening == "first"
+
+    def weighed(self, state: ServerState, updates: dict[ClientId, Update]) -> dict[ClientId, Update]:
+        """Return the replies with bounded sizes; of an opening that needs one client's weights, only a typical one."""
+        if self.opens_alone(state):
+            chosen = typical_opening(updates)
+            return {chosen: updates[chosen]}
+        claims = {name: update.examples for name, update in updates.items()}
+        others = {**{name: n for name, n in self.roster.examples.items() if n > 0}, **state.examples}
+        sizes = believed_sizes(claims, others, self.config.clients)
+        for name in (name for name in claims if sizes[name] < claims[name] and name not in self.doubted):
+            self.doubted.add(name)
+            self.roster.warn(
+                f"{name} claims {claims[name]:,} images, which count as {sizes[name]:,}. "
+                "If the number is right, register it: clients.seats."
+            )
+        return {name: replace(update, examples=sizes[name]) for name, update in updates.items()}
+
+    def forget_absent(self, state: ServerState) -> ServerState:
+        gone = [name for name in self.roster.gone(state) if name in state.clients]
+        if not gone:
+            return state
+        after = self.method.forget(state, gone)
+        for name in (name for name in gone if name not in after.clients):
+            self.roster.warn(
+                f"{name} is absent for {self.config.clients.absent_rounds} rounds: its contribution leaves."
+            )
+        return after
+
+    # --- the clients of a round ---
 
     def sample(self, state: ServerState) -> tuple[ClientId, ...]:
         """Sample the clients of the next round. The result depends only on the connected names and the seed."""

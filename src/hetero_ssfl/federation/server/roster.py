@@ -14,6 +14,7 @@ from ...events import Answered, Joined, Left, Listener, Warned
 from ...methods import ClientId, ServerState
 from ...runs import RunFolder, load_tensors, resume_command
 from ..records import NAME, Header, Scalar, check_header, check_size, fields_of, header_of, pack, with_rad
+from .seats import NoSeatError, Seats
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between two polls for replies, if polling is not free
 
@@ -23,7 +24,10 @@ class Roster:
         self, grid: Grid, folder: RunFolder, config: Config, listen: Listener, may_be_away: bool = False
     ) -> None:
         self.grid, self.folder, self.config, self.listen, self.may_be_away = grid, folder, config, listen, may_be_away
-        self.config_toml = config.to_toml()
+        # Nodes need not know who else is registered.
+        clients = config.clients.model_copy(update={"seats": {}})
+        self.config_toml = config.model_copy(update={"clients": clients}).to_toml()
+        self.seats = Seats(config.clients) if may_be_away else None
         self.federation = str(folder.read_json("facts.json")["federation"])
         rad, about = load_tensors(folder.path / "rad.safetensors")
         self.rad, self.rad_digest = rad["pixels"], str(about["digest"])
@@ -32,6 +36,10 @@ class Roster:
         """Flower's node id of each connected client."""
         self.models: dict[ClientId, dict[str, Scalar]] = {}
         """The encoder and parameter count that each client reported."""
+        self.examples: dict[ClientId, int] = {}
+        """The number of images that each client reported."""
+        self.seen: dict[ClientId, int] = {}
+        """The last round in which each client was connected."""
         self.refused: dict[int, str] = {}  # connected nodes that cannot take part, and why
         self.without_rad: set[ClientId] = set()
         self.ask_again: dict[int, float] = {}  # when to ask nodes again that did not introduce themselves correctly
@@ -46,6 +54,8 @@ class Roster:
         patience = self.config.engine.round_timeout if state is None else self.config.engine.join_timeout
         deadline = time.monotonic() + patience
         expected = self.config.clients.count if state is None else len(state.roster)
+        if self.seats and state is not None:
+            self.seats.restore(state.roster, state.seats)
         while True:
             self.hello()
             if len(self.ids) >= expected:
@@ -75,13 +85,27 @@ class Roster:
             time.sleep(1.0)
             self.hello()
         newcomers = tuple(sorted(set(self.ids) - set(state.roster)))
-        return replace(
-            state, roster=(*state.roster, *newcomers)
-        )  # appended, so that known clients keep their positions
+        # Newcomers are appended, so that known clients keep their positions.
+        return replace(state, roster=(*state.roster, *newcomers), seats=self.held())
+
+    def held(self) -> dict[ClientId, int]:
+        """Return the node that holds each name, as far as known."""
+        holders = self.seats.holders if self.seats else {}
+        return {name: node for name, node in holders.items() if node is not None}
+
+    def gone(self, state: ServerState) -> list[ClientId]:
+        """Return the clients that have been disconnected for `clients.absent_rounds` rounds, or since a restart."""
+        most = self.config.clients.absent_rounds
+        for name in state.roster:
+            if name in self.ids or name not in self.seen:
+                self.seen[name] = state.round
+        return [name for name in state.roster if self.seats and most and state.round - self.seen[name] >= most]
 
     def hello(self) -> None:
         """Ask every new node for its name, and remove nodes that disconnected."""
         connected = set(self.grid.get_node_ids())
+        if self.seats and self.seats.reopen(connected):
+            self.warn("every node has a new id, as after a loss of the SuperLink's database: names are given anew.")
         for name in [name for name, node in self.ids.items() if node not in connected]:
             del self.ids[name]
             self.listen(Left(self.number, name))
@@ -100,14 +124,17 @@ class Roster:
         for node in sorted(unknown):
             try:
                 about, has_rad = self.introduced(replies.get(node))
+                if self.seats:
+                    self.seats.take(about.name, node)
             except ProtocolError as error:
                 self.ask_again[node] = time.monotonic() + patience
-                if node in replies:
+                if node in replies and not isinstance(error, NoSeatError):  # the run does not wait for strangers
                     self.refused[node] = str(error)
                 self.warn(str(error))
                 continue
             self.ids[about.name] = node
             self.models[about.name] = {"encoder": about.encoder, "parameters": about.parameters}
+            self.examples[about.name] = about.examples
             self.refused.pop(node, None)
             (self.without_rad.discard if has_rad else self.without_rad.add)(about.name)
             newcomers.append(about)

@@ -16,7 +16,7 @@ def save_state(folder: RunFolder, state: ServerState) -> ServerState:
             contributions.save(state.round, kept)
             kept = SavedTensors(contributions.file(state.round))
         clients[name] = kept
-    about = {"round": state.round, "roster": state.roster, "examples": dict(state.examples)}
+    about = {"round": state.round, "roster": state.roster, "examples": dict(state.examples), "seats": dict(state.seats)}
     saved = {name: kept.path.name for name, kept in clients.items()}
     save_tensors(folder.path / "server.safetensors", state.shared, {**about, "shares": saved})
     return replace(state, clients=clients)
@@ -33,4 +33,5 @@ def restore_state(folder: RunFolder) -> ServerState | None:
         contributions = folder.shares(name)
         contributions.forget_after(about["round"])
         clients[name] = SavedTensors(contributions.path / file)
-    return ServerState(about["round"], tuple(about["roster"]), shared, clients, about["examples"])
+    seats = about.get("seats", {})
+    return ServerState(about["round"], tuple(about["roster"]), shared, clients, about["examples"], seats)

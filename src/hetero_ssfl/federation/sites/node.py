@@ -15,7 +15,9 @@ The server determines how to train (the config in each message). It cannot choos
 import logging
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -24,31 +26,21 @@ from flwr.app import Message
 from pydantic import BeforeValidator, Field, PositiveInt
 from torch import Tensor
 
-from ...config import Config, DataConfig, ModelConfig, Precision, Section, as_model, validate
-from ...data import Images, digest, load_images, load_rad_alone, split_training_images
+from ... import __version__
+from ...config import Config, DataConfig, EngineConfig, ModelConfig, Precision, Section, as_model, validate
+from ...data import Images, count_images, digest, load_images, load_rad_alone, remembered, split_training_images
 from ...errors import ConfigError, ProtocolError, RunError
 from ...methods import METHODS, method_class
+from ...models import BUILTIN, Work, parse_spec, work_of
 from ...runs import RunFolder, SiteKind, StateFolder, load_tensors, save_tensors
-from ..records import DIGEST, FEDERATION, NAME, Header, check_size
+from ..records import DIGEST, FEDERATION, NAME, Header, check_size, fields_of
+from .limits import MOST_FRACTIONS, Held, LimitsConfig, check_costs, check_numbers, check_text
 from .participant import Participant
 from .site import NodeConfig, RadShape, Setup
 
 log = logging.getLogger(__name__)
 
 KEPT_RADS = 3
-
-
-class LimitsConfig(Section):
-    """What this node accepts from a server. Messages beyond these limits are refused."""
-
-    weights_may_leave: bool = False
-    """Whether to take part in methods that average weights."""
-    message_mb: PositiveInt = 1024
-    local_epochs: PositiveInt = 100
-    rad_images: PositiveInt = 100_000
-    code: tuple[str, ...] = ()
-    """Views, kernels, losses and optimisers (`package.module:name`) and methods (`package.module:name`, or the name of
-    an installed method) that a server may use in addition to the built-in ones. No other code is imported."""
 
 
 class NodeSettings(Section):
@@ -79,16 +71,17 @@ def read_node(path: Path) -> NodeSettings:
 
 
 def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None:
-    """Raise ProtocolError if the config exceeds this node's limits."""
+    """Raise ProtocolError if the config names what this node does not allow, or numbers beyond its limits."""
     limits = node.limits
+    check_numbers(node.name, config)
     named = (config.views.function or "", config.alignment.kernel, config.ssl.kind, config.optim.kind)
     own = [name for name in named if ":" in name]
     own += [] if config.method in METHODS else [config.method]
     foreign = [name for name in own if name not in limits.code]
     if foreign:
         raise ProtocolError(
-            f"{node.name} was asked to import '{foreign[0]}', which is not listed in limits.code of its node settings. "
-            "Add it there if you trust this code."
+            f"{node.name} was asked to import '{foreign[0][:100]}', which is not listed in limits.code of its node "
+            "settings. Add it there if you trust this code."
         )
     if method_class(config.method).averages_weights and not limits.weights_may_leave:
         raise ProtocolError(
@@ -96,14 +89,47 @@ def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None
             "Use 'hetero-ssfl', or set limits.weights_may_leave = true in the node settings."
         )
     for what, value, limit in (
+        ("rounds", config.rounds, limits.rounds),
         ("local_epochs", config.local_epochs, limits.local_epochs),
-        ("rad_images", rad_rows, limits.rad_images),
+        ("rad_images", max(rad_rows, config.rad.size), limits.rad_images),
     ):
         if value > limit:
             raise ProtocolError(
                 f"{node.name} was asked for {what} = {value}, its limit is {limit}. "
                 f"Lower it, or raise limits.{what} in the node settings."
             )
+    fractions = len(config.evaluation.label_shares)
+    if fractions > MOST_FRACTIONS:
+        raise ProtocolError(
+            f"{node.name} was asked for {fractions} evaluation.label_shares, expected at most {MOST_FRACTIONS}."
+        )
+
+
+def check_budget(node: NodeSettings, config: Config, federation: str, shape: Sequence[int]) -> None:
+    """Raise ProtocolError if following the config would cost this node more than its limits allow."""
+    channels, side = shape[0], shape[-1]
+    other = _size_of(node.home) - _size_of(_federation_folder(node, federation))
+    encoder, images = _work_of(node.encoder.encoder, channels, side), count_images(node.data)
+    held = Held(encoder, images, channels, side, other, accelerated=node.device != "cpu")
+    check_costs(node.name, node.limits, config, held)
+
+
+def _size_of(folder: Path) -> int:
+    total = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):  # another process of this node may have deleted it
+            total += file.stat().st_size if file.is_file() else 0
+    return total
+
+
+@lru_cache(maxsize=64)
+def _work_of(encoder: str, channels: int, side: int) -> Work:
+    """Return the cost of an encoder. Counting imports much of torch; a deployed node handles each message in a new
+    process, so the result is kept in the cache. Other people's encoders may change under the same name."""
+    if parse_spec(encoder)[0] not in BUILTIN:
+        return work_of(encoder, channels, side)
+    key = ["work", __version__, torch.__version__, encoder, channels, side]
+    return Work(*remembered(key, lambda: work_of(encoder, channels, side)))
 
 
 class RadMissingError(Exception):
@@ -169,22 +195,38 @@ class NodeSite:
             raise RunError("the participants of this run and their models are on other machines. Look there.")
 
     def admit(self, number: int, message: Message) -> None:
-        check_size(message, self.settings(number).limits.message_mb, "the server")
-
-    def keep_rad(self, number: int, pixels: Tensor, header: Header) -> None:
-        keep_rad(self.settings(number), header.rad, pixels)
+        limits = self.settings(number).limits
+        check_size(message, limits.message_mb, "the server")
+        check_text(limits, str(fields_of(message.content).get("config")))
 
     def encoder(self, number: int, config: Config) -> str:
         return self.settings(number).encoder.encoder
 
-    def participant(self, number: int, config: Config, header: Header, rad_shape: RadShape = None) -> Participant:
+    def participant(
+        self,
+        number: int,
+        config: Config,
+        header: Header,
+        rad_shape: RadShape = None,
+        rad_sent: Tensor | None = None,
+    ) -> Participant:
+        """Return the participant if the config is within its limits. Only then is a RAD that was sent saved."""
         node = self.settings(number)
-        rad = find_rad(node, header.rad)
+        if header.round > config.rounds:
+            raise ProtocolError(f"the message names round {header.round} of a run of {config.rounds} rounds.")
+        if rad_sent is not None:
+            check_rad(node, header.rad, rad_sent)
+        rad = find_rad(node, header.rad) if rad_sent is None else rad_sent
         if rad is None and rad_shape:
-            return replace(open_node(node, config, header.federation, blank_rad(*rad_shape)), has_rad=False)
+            return replace(open_node(node, config, header.federation, blank_rad(node, *rad_shape)), has_rad=False)
         if rad is None:
             raise RadMissingError(f"{node.name} does not have the RAD of this run. Continue the run first.")
-        return open_node(node, config, header.federation, rad)
+        if len(rad) != config.rad.size:
+            raise ProtocolError(f"the RAD has {len(rad)} images, but the config names rad.size = {config.rad.size}.")
+        opened = open_node(node, config, header.federation, rad)
+        if rad_sent is not None:
+            save_rad(node, header.rad, rad_sent)
+        return opened
 
     def model_folders(self, folder: RunFolder) -> dict[str, Path]:
         federation = folder.read_json("facts.json")["federation"]
@@ -195,20 +237,27 @@ class NodeSite:
 def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -> Participant:
     """Build the participant of a settings file, trained as the federation's config asks."""
     check_instruction(node, asked, len(rad))
-    model = node.encoder.model_copy(
-        update={
-            "projector": node.encoder.projector or asked.ssl.projector,
-            "predictor": node.encoder.predictor or asked.ssl.predictor,
-        }
-    )
+    widths = {
+        "projector": node.encoder.projector or asked.ssl.projector,
+        "predictor": node.encoder.predictor or asked.ssl.predictor,
+    }
+    model = node.encoder.model_copy(update=widths)
+    size = max(asked.rad.size, len(rad))  # before the RAD has arrived, `rad` is a single image
+    effective = {"ssl": asked.ssl.model_copy(update=widths), "rad": asked.rad.model_copy(update={"size": size})}
+    check_budget(node, asked.model_copy(update=effective), federation, rad.shape[1:])
     data = node.data.model_copy(update={"channels": rad.shape[1], "side": rad.shape[2]})
     config = asked.model_copy(
         update={
             "data": data,
             "clients": asked.clients.model_copy(update={"count": 1, "models": (model,)}),
             "partition": asked.partition.model_copy(update={"kind": "iid"}),
-            "rad": asked.rad.model_copy(update={"source": "sent by the server"}),
-            "engine": asked.engine.model_copy(update={"device": node.device, "precision": node.precision}),
+            "rad": asked.rad.model_copy(update={"source": "sent by the server", "size": len(rad)}),
+            "engine": EngineConfig(
+                device=node.device,
+                precision=node.precision,
+                threads=node.threads,
+                memory_mb=min(EngineConfig().memory_mb, node.limits.memory_mb),
+            ),
         }
     )
     place = _federation_folder(node, federation)
@@ -224,6 +273,8 @@ def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -
         own=lambda: _images(config, "train"),
         states=StateFolder(place / kind),
         exports=place / "model",
+        evaluates=node.limits.evaluation,
+        balanced=True,
         labeled=lambda: _images(config, "train"),
         held_out=lambda split: _images(config, split),
     )
@@ -254,33 +305,47 @@ def find_rad(node: NodeSettings, wanted: str) -> Tensor | None:
     return pixels
 
 
-def keep_rad(node: NodeSettings, wanted: str, pixels: Tensor) -> Tensor:
-    """Check a received RAD against its digest and this node's limits, and save it."""
-    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
+def check_rad(node: NodeSettings, wanted: str, pixels: Tensor) -> None:
+    """Raise ProtocolError unless a received RAD is within this node's limits and matches its digest."""
+    shape = tuple(pixels.shape)
+    if pixels.dtype != torch.uint8 or len(shape) != 4 or shape[1] not in (1, 3) or shape[2] != shape[3] or 0 in shape:
         raise ProtocolError(
-            f"the RAD sent to {node.name} is {pixels.dtype} of shape {tuple(pixels.shape)}, "
+            f"the RAD sent to {node.name} is {pixels.dtype} of shape {shape}, "
             "expected uint8 images (n, 1 or 3, side, side)."
         )
+    _check_side(node, shape[2])
     if len(pixels) > node.limits.rad_images:
         raise ProtocolError(
             f"the RAD sent to {node.name} has {len(pixels)} images, its limit is {node.limits.rad_images}."
         )
     if digest(pixels) != wanted:
         raise ProtocolError(f"the RAD sent to {node.name} does not match its digest {wanted[:12]}. Send it again.")
+
+
+def save_rad(node: NodeSettings, wanted: str, pixels: Tensor) -> None:
+    """Save a checked RAD, and delete old ones."""
     save_tensors(_rad_file(node, wanted), {"pixels": pixels})
     by_age = sorted((node.home / "rad").glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
     for old in by_age[:-KEPT_RADS]:
         old.unlink(missing_ok=True)
-    return pixels
 
 
-def blank_rad(channels: int, side: int) -> Tensor:
+def blank_rad(node: NodeSettings, channels: int, side: int) -> Tensor:
     """Return one blank image, which stands for a RAD that has not arrived yet."""
-    if channels not in (1, 3) or not 1 <= side <= 4096:
+    if channels not in (1, 3) or side < 1:
         raise ProtocolError(
-            f"the server names a RAD with {channels} channels and side {side}, expected 1 or 3 and 1 to 4096."
+            f"the server names a RAD with {channels} channels and side {side}, expected 1 or 3 and at least 1."
         )
+    _check_side(node, side)
     return torch.zeros(1, channels, side, side, dtype=torch.uint8)
+
+
+def _check_side(node: NodeSettings, side: int) -> None:
+    if side > node.limits.image_side:
+        raise ProtocolError(
+            f"the RAD has images of {str(side)[:12]} pixels, the limit of {node.name} is {node.limits.image_side}. "
+            "Set data.side in the federation's config, or raise limits.image_side in the node settings."
+        )
 
 
 def _rad_file(node: NodeSettings, wanted: str) -> Path:

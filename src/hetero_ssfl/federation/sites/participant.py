@@ -35,6 +35,10 @@ class Participant:
     """Returns the images that a probe is trained on."""
     held_out: Callable[[str], Images]
     """Returns the images that a probe is tested on; takes `validation` or `test`."""
+    evaluates: tuple[str, ...] = ("validation", "test")
+    """The splits on which its owner allows probes."""
+    balanced: bool = False
+    """Whether figures must not reveal how many images of a class it holds, because they leave its owner's machine."""
     has_rad: bool = True
     """False for a node that introduces itself before the RAD has arrived; `rad` is then one blank image."""
 

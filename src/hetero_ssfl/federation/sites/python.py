@@ -108,13 +108,12 @@ class PythonSite:
     def admit(self, number: int, message: Message) -> None:
         pass
 
-    def keep_rad(self, number: int, pixels: Tensor, header: Header) -> None:
-        pass  # it is in this process
-
     def encoder(self, number: int, config: Config) -> str:
         return config.model_of(number).encoder
 
-    def participant(self, number: int, config: Config, header: Header, rad_shape: RadShape = None) -> Participant:
+    def participant(
+        self, number: int, config: Config, header: Header, rad_shape: RadShape = None, rad_sent: Tensor | None = None
+    ) -> Participant:
         client = self.clients[number]
         return Participant(
             name=client.name,
@@ -158,7 +157,9 @@ class ReopenedPythonSite(PythonSite):
     def node_configs(self, config: Config) -> list[NodeConfig]:
         raise self.missing()
 
-    def participant(self, number: int, config: Config, header: Header, rad_shape: RadShape = None) -> Participant:
+    def participant(
+        self, number: int, config: Config, header: Header, rad_shape: RadShape = None, rad_sent: Tensor | None = None
+    ) -> Participant:
         raise self.missing()
 
     def missing(self) -> RunError:

@@ -69,13 +69,12 @@ class SimulatedSite:
     def admit(self, number: int, message: Message) -> None:
         pass
 
-    def keep_rad(self, number: int, pixels: Tensor, header: Header) -> None:
-        pass  # it is in the run folder
-
     def encoder(self, number: int, config: Config) -> str:
         return config.model_of(number).encoder
 
-    def participant(self, number: int, config: Config, header: Header, rad_shape: RadShape = None) -> Participant:
+    def participant(
+        self, number: int, config: Config, header: Header, rad_shape: RadShape = None, rad_sent: Tensor | None = None
+    ) -> Participant:
         name = client_name(number)
         return Participant(
             name=name,

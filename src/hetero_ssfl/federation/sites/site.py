@@ -74,14 +74,21 @@ class Site(Protocol):
     def admit(self, number: int, message: Message) -> None:
         """Raise ProtocolError for a message that this participant refuses to parse."""
 
-    def keep_rad(self, number: int, pixels: Tensor, header: Header) -> None:
-        """Save a RAD that arrived with a message."""
-
     def encoder(self, number: int, config: Config) -> str:
         """Return the spec of the participant's encoder."""
 
-    def participant(self, number: int, config: Config, header: Header, rad_shape: RadShape = None) -> Participant:
-        """Return the participant, trained as `config` asks. If `rad_shape` is given, its RAD may be missing."""
+    def participant(
+        self,
+        number: int,
+        config: Config,
+        header: Header,
+        rad_shape: RadShape = None,
+        rad_sent: Tensor | None = None,
+    ) -> Participant:
+        """Return the participant, trained as `config` asks. If `rad_shape` is given, its RAD may be missing.
+
+        `rad_sent` is a RAD that came with the message. It is saved if the participant does not have it already.
+        """
 
     def model_folders(self, folder: RunFolder) -> dict[str, Path]:
         """Return the folder of each participant's finished model, as far as known on this machine."""

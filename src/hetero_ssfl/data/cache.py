@@ -1,0 +1,73 @@
+"""The cache folder: decoded images, and small facts that take seconds to find out. All processes of a user share it.
+
+Its size is limited by HETERO_SSFL_CACHE_MB. Beyond that, the entries that were unused for the longest time are deleted.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+
+USUAL_MB = 20_000
+
+
+def cache_folder() -> Path:
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "hetero-ssfl")
+    return Path(os.environ.get("HETERO_SSFL_CACHE", default)).expanduser()
+
+
+def most_bytes() -> int:
+    """Return the size limit of the cache."""
+    text = os.environ.get("HETERO_SSFL_CACHE_MB", str(USUAL_MB))
+    try:
+        most = int(text)
+    except ValueError:
+        most = 0
+    if most < 1:
+        raise DataError(f"HETERO_SSFL_CACHE_MB is '{text[:40]}', expected a whole number of at least 1. Correct it.")
+    return most * 2**20
+
+
+def mark_used(file: Path) -> None:
+    with suppress(OSError):  # a read-only cache still works; its entries only look older than they are
+        os.utime(file)
+
+
+def prune_cache(newest: Path) -> None:
+    """Delete the entries that were not used for the longest time until the rest fits. `newest` always stays.
+
+    A process that has mapped a deleted file keeps its content until it ends.
+    """
+    entries: dict[str, list[tuple[Path, os.stat_result]]] = {}
+    for file in newest.parent.iterdir():
+        with suppress(OSError):  # another process may be deleting it
+            entries.setdefault(file.name.partition(".")[0], []).append((file, file.stat()))
+    sizes = {name: sum(stat.st_size for _, stat in files) for name, files in entries.items()}
+    by_age = sorted(entries, key=lambda name: max(stat.st_mtime_ns for _, stat in entries[name]))
+    excess = sum(sizes.values()) - most_bytes()
+    for name in by_age:
+        if excess <= 0:
+            return
+        if name != newest.name.partition(".")[0]:
+            for file, _ in entries[name]:
+                file.unlink(missing_ok=True)
+            excess -= sizes[name]
+
+
+def remembered(key: object, find_out: Callable[[], Any]) -> Any:
+    """Return a JSON value from the cache or, the first time, from `find_out`. It must depend on nothing but `key`."""
+    file = cache_folder() / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.fact"
+    with suppress(OSError, ValueError):
+        return json.loads(file.read_text())
+    value = find_out()
+    scratch = file.with_suffix(f".{os.getpid()}.fact")
+    with suppress(OSError):  # without a cache it is found out again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(json.dumps(value))
+        scratch.replace(file)
+    return value
