@@ -95,8 +95,6 @@ def _toml(value: object) -> str:
     """Return a default as it stands in a config file."""
     if value is None:
         return ""
-    if value == {}:
-        return "{}"
     if isinstance(value, tuple) and value and isinstance(value[0], ModelConfig):
         value = [model.encoder for model in value]
     return " ".join(tomli_w.dumps({"x": value}).removeprefix("x = ").split()).replace("[ ", "[").replace(", ]", "]")
@@ -114,13 +112,12 @@ def _values(described: dict[str, Any], annotation: str) -> str:
         items = described.get("prefixItems")
         if items:
             return f"[{', '.join(_values(item, annotation) for item in items)}]"
-        return f"a list: {_values(described['items'], annotation) or 'encoders, or tables of the keys below'}"
+        tables = "encoders, or tables of the keys below" if "ModelConfig" in annotation else "tables"
+        return f"a list: {_values(described['items'], annotation) or tables}"
     if kind == "string":
         known = re.findall(r"'([\w-]+)'", annotation)
         own = ['"package.module:callable"'] if "named_code" in annotation else []
         return ", ".join([*(f'"{name}"' for name in known), *own])
-    if kind == "object":
-        return "a table of names"
     if kind == "boolean":
         return "true, false"
     return f"{'a whole number' if kind == 'integer' else 'a number'}{_range(described)}" if kind else ""
