@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,7 +86,7 @@ def test_hello_with_large_images_is_refused_before_they_are_resized(
 
 
 @pytest.mark.parametrize("fields", [{"side": "8"}, {"side": -1}, {"channels": 2}, {"side": 0}, {"side": 10**18}])
-def test_hello_with_an_impossible_shape_is_refused(owner: Owner, fields: dict[str, object]) -> None:
+def test_hello_with_an_impossible_shape_is_refused(owner: Owner, fields: dict[str, Any]) -> None:
     assert owner.refusal("query", tiny(), **fields).startswith("ProtocolError: the ")
 
 
@@ -220,7 +221,7 @@ def test_the_heads_are_counted_as_they_are_built() -> None:
     learner = build_learner(
         config.model_of(0).model_copy(update={"encoder": "resnet8(width=16)"}), config.ssl, 3, 32, 0
     )
-    assert learner.projector[0].in_features == HELD.encoder.width  # type: ignore[union-attr]
+    assert learner.projector[0].in_features == HELD.encoder.width
     heads: list[nn.Module] = [learner.projector, learner.predictor]
     saved = sum(t.numel() * t.element_size() for m in [*heads, learner.projector] for t in m.state_dict().values())
     (estimated,) = (v for k, v in disk_bytes(config, HELD).items() if k.startswith("ssl.projector"))

@@ -120,7 +120,7 @@ def test_newcomers_are_refused_unless_the_config_allows_them(build: Callable[...
 
 
 def test_a_stranger_does_not_keep_a_run_from_starting(build: Callable[..., Rig]) -> None:
-    rig = build("clients.seats={node-0 = {node = 100}, node-2 = {}}", "clients.count=2")
+    rig = build("clients.seats=[{name = 'node-0', node = 100}, {name = 'node-2'}]", "clients.count=2")
     rig.grid.nodes = {node: rig.grid.nodes[node] for node in (101, 100)}
     waiting = rig.grid.get_node_ids
     late = iter([None, rig.paths[2]])
@@ -160,7 +160,7 @@ def stop() -> None:
 
 
 def test_a_registered_id_decides_who_has_a_name() -> None:
-    seats = Seats(ClientsConfig(count=2, seats={"a": SeatConfig(node=7), "b": SeatConfig()}, rejoin="name"))
+    seats = Seats(ClientsConfig(count=2, seats=(SeatConfig(name="a", node=7), SeatConfig(name="b")), rejoin="name"))
     with pytest.raises(ProtocolError, match="node 8 has the name 'a', which belongs to node 7"):
         seats.take("a", 8)
     seats.take("a", 7)
@@ -206,7 +206,7 @@ def test_the_contribution_of_a_node_that_stays_away_leaves(build: Callable[..., 
 
 
 def test_a_claim_counts_up_to_a_multiple_of_the_median_or_to_what_is_registered() -> None:
-    clients = ClientsConfig(seats={"big": SeatConfig(images=5_000), "other": SeatConfig()})
+    clients = ClientsConfig(seats=(SeatConfig(name="big", images=5_000), SeatConfig(name="other")))
     claims = {"big": 9_000, "liar": 10**9, "a": 100, "b": 300}
     assert believed_sizes(claims, {"c": 200}, clients) == {"big": 5_000, "liar": 600, "a": 100, "b": 300}
     assert believed_sizes({"liar": 10**9, "a": 1}, {}, clients) == {"liar": 2, "a": 1}

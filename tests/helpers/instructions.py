@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -14,10 +14,11 @@ from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.data import digest
 from hetero_ssfl.federation.client.app import ClientProcess, client_app
 from hetero_ssfl.federation.engines.workers import RUN_ID, set_identity
-from hetero_ssfl.federation.records import decode, encode, pack, with_rad
+from hetero_ssfl.federation.records import Scalar, decode, encode, pack, with_rad
 
 from .federations import write_images, write_node
 
+LABELS = [k % 3 for k in range(40)]
 FEDERATION, NODE = "0" * 32, 100
 RAD = torch.arange(24 * 64, dtype=torch.uint8).view(24, 1, 8, 8)
 TINY = (
@@ -33,7 +34,7 @@ def tiny(*overrides: str) -> Config:
 class Owner:
     """The owner of one node: its settings, its images, and a ClientApp that answers messages."""
 
-    def __init__(self, home: Path, limits: str = "", labels: Sequence[int] = tuple(k % 3 for k in range(40))) -> None:
+    def __init__(self, home: Path, limits: str = "", labels: Sequence[int] = LABELS) -> None:
         self.home = home
         pictures = (load_digits().images * 15.9).astype(np.uint8)[: len(labels)]
         write_images(home / "images", pictures, np.array(labels))
@@ -53,11 +54,18 @@ class Owner:
         """Send an instruction. `fields` replace or add to those of an honest one."""
         text = config if isinstance(config, str) else config.to_toml()
         sent = rad if isinstance(rad, Tensor) else RAD
-        usual = {"federation": FEDERATION, "round": 1, "rad": digest(sent), "channels": 1, "side": 8, "split": "test"}
+        usual: dict[str, Scalar] = {
+            "federation": FEDERATION,
+            "round": 1,
+            "rad": digest(sent),
+            "channels": 1,
+            "side": 8,
+            "split": "test",
+        }
         content = pack(arrays, {**usual, "config": text, **fields})
         content = content if rad is None else with_rad(content, sent)
         if isinstance(rad, Array):
-            content["rad"]["pixels"] = rad
+            content["rad"] = ArrayRecord({"pixels": rad})
         set_identity(NODE)
         context = Context(RUN_ID, NODE, {"settings": str(self.settings)}, RecordDict(), {})
         return decode(encode(self.app(decode(encode(Message(content, NODE, kind))), context)))

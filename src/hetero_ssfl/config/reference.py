@@ -112,7 +112,8 @@ def _values(described: dict[str, Any], annotation: str) -> str:
         items = described.get("prefixItems")
         if items:
             return f"[{', '.join(_values(item, annotation) for item in items)}]"
-        return f"a list: {_values(described['items'], annotation) or 'encoders, or tables of the keys below'}"
+        tables = "encoders, or tables of the keys below" if "ModelConfig" in annotation else "tables"
+        return f"a list: {_values(described['items'], annotation) or tables}"
     if kind == "string":
         known = re.findall(r"'([\w-]+)'", annotation)
         own = ['"package.module:callable"'] if "named_code" in annotation else []

@@ -97,6 +97,7 @@ def as_model(value: Any) -> Any:
 class SeatConfig(Section):
     """What the operator of a federation knows about a node."""
 
+    name: str
     node: PositiveInt | None = None
     """Flower's id of the node, which belongs to its registered key."""
     images: PositiveInt | None = None
@@ -114,9 +115,9 @@ class ClientsConfig(Section):
     """Client k uses entry k modulo the length of the list."""
     weights: Literal["uniform", "size"] | tuple[PositiveFloat, ...] = "uniform"
     """Weights w_j of the consensus: equal, by number of images, or one value per client."""
-    seats: dict[str, SeatConfig] = {}
-    """Real federations: the only nodes that may take part, such as `hospital-a = {node = 1234, images = 5000}`, with
-    Flower's id of the node and the largest number of images that it can claim. By default, any registered node."""
+    seats: tuple[SeatConfig, ...] = ()
+    """Real federations: the only nodes that may take part, such as `{name = "hospital-a", node = 1234, images = 5000}`
+    with Flower's id of the node and the largest number of images that it can claim. By default, any registered node."""
     newcomers: NonNegativeInt = 0
     """Real federations: number of nodes beyond `count` that may join during the run."""
     rejoin: Literal["key", "name"] = "key"

@@ -25,7 +25,7 @@ class Roster:
     ) -> None:
         self.grid, self.folder, self.config, self.listen, self.may_be_away = grid, folder, config, listen, may_be_away
         # Nodes need not know who else is registered.
-        clients = config.clients.model_copy(update={"seats": {}})
+        clients = config.clients.model_copy(update={"seats": ()})
         self.config_toml = config.model_copy(update={"clients": clients}).to_toml()
         self.seats = Seats(config.clients) if may_be_away else None
         self.federation = str(folder.read_json("facts.json")["federation"])

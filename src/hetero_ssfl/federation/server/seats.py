@@ -39,7 +39,8 @@ class Seats:
 
     def take(self, name: ClientId, node: int) -> None:
         """Give the node the seat `name`, or raise NoSeatError if it has no right to it."""
-        registered, holder = self.clients.seats.get(name), self.holders.get(name)
+        registered = next((seat for seat in self.clients.seats if seat.name == name), None)
+        holder = self.holders.get(name)
         if self.clients.seats and registered is None:
             raise NoSeatError(f"node {node} has the name '{name}', which is not in clients.seats. Add it there.")
         if registered is not None and registered.node not in (None, node):
@@ -70,7 +71,7 @@ def believed_sizes(
     A registered size is the most that its node can claim. Other claims count up to a multiple of the median of all
     sizes, including those of `others` that do not reply in this round.
     """
-    registered = {name: seat.images for name, seat in clients.seats.items() if seat.images}
+    registered = {seat.name: seat.images for seat in clients.seats if seat.images}
     capped = {name: min(size, registered.get(name, size)) for name, size in {**others, **claims}.items()}
     most = max(1, int(clients.size_ratio * median_low(capped.values())))
     return {name: capped[name] if name in registered else min(capped[name], most) for name in claims}
