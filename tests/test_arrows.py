@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugins": {"errors"},
     "config": {"errors"},
     "presets": set(),
+    "secure": {"errors"},
     "data": BASE,
     "models": BASE,
     "objectives": BASE | {"models"},
