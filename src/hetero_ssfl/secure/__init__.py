@@ -12,14 +12,17 @@ participants. It has four phases:
 client.py and server.py hold one side each, as plain functions and data without any networking.
 """
 
-from .client import ClientState, advertise, mask, reveal, share
-from .fixed_point import decode, encode, fraction_bits
+from .client import ClientState, advertise, check_senders, mask, reveal, share
+from .fixed_point import SIGNED, UNSIGNED, decode, encode, fraction_bits
 from .keys import PublicKeys, Sign, Verify, fingerprint
 from .masks import Layout, Vector
-from .rules import Rules, Session, SumFailedError
+from .rules import FEWEST, Rules, Session, SumFailedError
 from .server import MaskedSum
 
 __all__ = [
+    "FEWEST",
+    "SIGNED",
+    "UNSIGNED",
     "ClientState",
     "Layout",
     "MaskedSum",
@@ -31,6 +34,7 @@ __all__ = [
     "Vector",
     "Verify",
     "advertise",
+    "check_senders",
     "decode",
     "encode",
     "fingerprint",
