@@ -43,9 +43,10 @@ class SecureRound:
     def phases(
         self, state: ServerState, broadcasts: Mapping[ClientId, RecordDict]
     ) -> tuple[ServerState, dict[str, float]]:
-        self.ask("query.keys", {name: self.message() for name in self.selected}, self.read_keys)
+        self.ask("query.keys", dict.fromkeys(self.selected, self.message()), self.read_keys)
         roster = self.sum.roster()
-        self.ask("query.shares", {k.name: with_roster(self.message(), roster) for k in roster}, self.read_shares)
+        content = with_roster(self.message(), roster)
+        self.ask("query.shares", {keys.name: content for keys in roster}, self.read_shares)
         senders = self.sum.senders()
         training = {n: with_lists(self.message(broadcasts[n]), {"senders": senders}) for n in senders}
         self.ask("train", training, self.read_vector)
