@@ -31,7 +31,7 @@ from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.secure import FEWEST, advertise, fingerprint
 from hetero_ssfl.secure.keys import PublicKeys
 
-SECURE = ("privacy.secure=true", "alignment.form=sketch", "evaluation.probes=[]", "evaluation.untrained=false")
+SECURE = ("privacy.secure=true", "alignment.form=sketch", "evaluation.probes=['knn']", "evaluation.untrained=false")
 SMALL = "resnet8(width=4)"
 NAMES = tuple(f"node-{k}" for k in range(5))
 
@@ -358,8 +358,8 @@ def test_a_client_refuses_a_false_roster_and_repeated_keys(stage: Stage, altered
     assert "small order" in text
     stage.reset()
     old = advertise(new_session(stage.server.roster.header(0)), "node-4")[1]
-    for file in (stage.rig.root / "node-1").rglob("figures.json"):
-        (file.parent / "secure-sums.json").write_text(json.dumps({"seen": [fingerprint(old)], "revealed": {}}))
+    (place,) = {file.parent for file in (stage.rig.root / "node-1").rglob("figures.json")}
+    (place / "secure-sums.json").write_text(json.dumps({"seen": [fingerprint(old)], "revealed": {}}))
 
     def repeat(message: Message) -> None:
         roster = [old if keys.name == "node-4" else keys for keys in roster_of(message.content)]
@@ -369,9 +369,14 @@ def test_a_client_refuses_a_false_roster_and_repeated_keys(stage: Stage, altered
     assert "repeats keys of node-4" in text
 
 
-def test_a_client_does_not_train_for_a_sum_that_it_would_not_mask(altered: Callable[..., list[str]]) -> None:
+def test_a_client_does_not_train_for_a_sum_that_it_would_not_mask(
+    stage: Stage, altered: Callable[..., list[str]]
+) -> None:
+    for file in (stage.rig.root / "node-1").rglob("figures.json"):
+        file.unlink()
     (text,) = altered("train", lambda m: relisted(m, senders=["node-0", "node-1"]))
     assert "only 2 of 5 participants shared their secrets" in text
+    assert not list((stage.rig.root / "node-1").rglob("figures.json")), "written after training"
 
 
 def test_names_that_would_be_paths_are_refused(altered: Callable[..., list[str]]) -> None:

@@ -129,7 +129,7 @@ class Memory:
 
 
 def keep_figures(participant: Participant, round_number: int, figures: Mapping[str, float]) -> None:
-    """Write the participant's own figures of all rounds to its disk: in a secure sum the server learns only means."""
+    """Add the participant's own figures of a round to a file on its disk. The server learns only means."""
     path = participant.states.path / "figures.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     write_json(path, {**before, str(round_number): dict(figures)})
