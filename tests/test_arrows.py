@@ -9,8 +9,8 @@ import hetero_ssfl
 ROOT = Path(hetero_ssfl.__file__).parent
 BASE = {"errors", "config", "seeding", "plugins", "screen"}
 CORE = BASE | {"data", "models", "objectives", "consensus", "optimisers", "training", "methods"}
-RECORDS, SITES, CLIENT, SERVER, ENGINES, RUNNING = (
-    f"federation.{layer}" for layer in ("records", "sites", "client", "server", "engines", "running")
+RECORDS, SUMS, SITES, CLIENT, SERVER, ENGINES, RUNNING = (
+    f"federation.{layer}" for layer in ("records", "sum_records", "sites", "client", "server", "engines", "running")
 )
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -23,22 +23,26 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugins": {"errors"},
     "config": {"errors"},
     "presets": set(),
+    "secure": {"errors"},
     "data": BASE,
     "models": BASE,
     "objectives": BASE | {"models"},
     "consensus": BASE | {"objectives"},
     "optimisers": BASE,
     "training": BASE | {"data", "models", "objectives", "consensus", "optimisers"},
-    "methods": BASE | {"data", "models", "objectives", "consensus", "training"},
+    "methods": BASE | {"data", "models", "objectives", "consensus", "secure", "training"},
     "evaluation": BASE | {"data"},
     "runs": BASE | {"events"},
     # The federation, from messages up to starting a run.
     RECORDS: {"errors", "events", "methods"},
     "federation.logs": set(),
-    SITES: BASE | {"__init__", "data", "methods", "models", "objectives", "runs", RECORDS},  # __init__: the version
+    SUMS: {"errors", "secure", RECORDS},
+    SITES: BASE
+    | {"__init__", "data", "methods", "models", "objectives", "runs", "secure", RECORDS},  # __init__: the version
     CLIENT: BASE
-    | {"__init__", "data", "evaluation", "methods", "models", "runs", "training", RECORDS, SITES, "federation.logs"},
-    SERVER: BASE | {"events", "methods", "runs", RECORDS},
+    | {"__init__", "data", "evaluation", "methods", "models", "runs", "secure", "training"}
+    | {RECORDS, SUMS, SITES, "federation.logs"},
+    SERVER: BASE | {"events", "methods", "runs", "secure", RECORDS, SUMS},
     ENGINES: {"config", "errors", "runs", RECORDS, SITES, CLIENT},
     RUNNING: BASE | {"consensus", "evaluation", "events", "methods", "runs", RECORDS, SITES, CLIENT, SERVER, ENGINES},
     "federation.superlink": {"config", "errors", "events", "federation.logs", SITES, RUNNING},

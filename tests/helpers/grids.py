@@ -24,6 +24,8 @@ class LocalGrid(Grid):
         self.tamper: dict[int, Tamper] = {}
         self.sent: list[Message] = []
         self.replies: dict[str, Message] = {}
+        self.states: dict[int, RecordDict] = {}
+        """What each SuperNode keeps in its memory between two messages."""
         set_identity(SERVER_NODE)
 
     def set_run(self, run: Any) -> None:
@@ -56,7 +58,8 @@ class LocalGrid(Grid):
             return Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
         set_identity(node)
         app = client_app(ClientProcess())  # a deployed node handles every message in a new process
-        context = Context(RUN_ID, node, {"settings": str(self.nodes[node])}, RecordDict(), {})
+        state = self.states.setdefault(node, RecordDict())
+        context = Context(RUN_ID, node, {"settings": str(self.nodes[node])}, state, {})
         reply: Message | None = decode(encode(app(decode(encode(message)), context)))
         if node in self.tamper:
             assert reply is not None

@@ -347,6 +347,21 @@ class EngineConfig(Section):
     """Largest size of a message; larger messages are refused."""
 
 
+class PrivacyConfig(Section):
+    """What the server may learn about a client. See docs/privacy.md."""
+
+    secure: bool = False
+    """Hide each client's contribution and figures: the server learns only their sums over the clients of a round."""
+    threshold: Annotated[float, Field(ge=0.5, lt=1)] = 2 / 3
+    """Secure sums: more than this fraction of a round's clients must answer; otherwise the round is given up."""
+    keep: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Secure sums: the fraction of the last consensus that stays in the next one. The server cannot keep contributions
+    of clients that do not take part in a round."""
+    largest_entry: PositiveFloat = 16.0
+    """Secure sums: entries of a sketch are clipped to this size before they become integers. Typical are values near
+    1."""
+
+
 class TrackingConfig(Section):
     """Output for other tools."""
 
@@ -376,6 +391,7 @@ class Config(Section):
     averaging: AveragingConfig = AveragingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
@@ -406,6 +422,33 @@ class Config(Section):
                 f"engine.min_replies = {self.engine.min_replies} can never be met with "
                 f"{clients.selected_per_round()} clients per round. Lower it."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _secure_sums_are_possible(self) -> "Config":
+        """Refuse settings that need what only a single contribution tells."""
+        clients, alignment = self.clients, self.alignment
+        if not self.privacy.secure:
+            return self
+        for found, wanted, reason in (
+            (f"alignment.form = '{alignment.form}'", alignment.form == "sketch", "only sketches can be summed"),
+            ("alignment.leave_one_out = true", not alignment.leave_one_out, "the server knows no single kernel"),
+            ("alignment.normalize = false", alignment.normalize, "integers need a common scale"),
+            (
+                f"clients.weights = {clients.weights}",
+                isinstance(clients.weights, str),
+                "weights that the server chooses could single out a client",
+            ),
+            (
+                f"{clients.selected_per_round()} clients per round",
+                clients.selected_per_round() >= 3,
+                "a sum of fewer than three reveals too much",
+            ),
+        ):
+            if not wanted:
+                raise ValueError(
+                    f"privacy.secure = true does not allow {found}: {reason}. Change it, or set privacy.secure = false."
+                )
         return self
 
     def model_of(self, client: int) -> ModelConfig:

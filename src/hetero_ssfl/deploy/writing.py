@@ -25,6 +25,11 @@ ENCODERS = (  # different for each participant
 START = {"rounds": 10, "local_epochs": 2, "side": 32, "channels": 3, "rad": "rad", "rad_size": 500, "data": "images"}
 DEMO = {"rounds": 3, "local_epochs": 1, "side": 16, "channels": 1, "rad": "digits", "rad_size": 64, "data": "digits"}
 
+KEYS = """\
+key = "node.key"     # signs this node's part in secure sums
+peers = "peers"      # public keys of all nodes: check with their owners that these are theirs
+"""
+
 
 def initialise(deployment: Deployment, days: int = 825, demo: bool = False) -> None:
     """Write the deployment folder completely or not at all."""
@@ -72,6 +77,8 @@ class Writer:
             self.put(f"nodes/{name}/node.key", private, 0o600)
             self.put(f"nodes/{name}/node.pub", public)
             self.put(f"server/node-keys/{name}.pub", public)
+            for peer in self.deployment.nodes:  # by these keys the nodes recognise each other in secure sums
+                self.put(f"nodes/{peer}/peers/{name}.pub", public)
         self.write_client_certificates(days)
 
     def write_client_certificates(self, days: int) -> None:
@@ -129,7 +136,8 @@ class Writer:
 
     def write_node(self, name: str, encoder: str, settings: Mapping[str, object]) -> None:
         it, folder = self.deployment, f"nodes/{name}"
-        self.put(f"{folder}/node.toml", fill("node.toml", **settings, name=name, encoder=encoder))
+        keys = KEYS if it.secure else ""
+        self.put(f"{folder}/node.toml", fill("node.toml", **settings, name=name, encoder=encoder, keys=keys))
         self.write_loop(folder)
         if it.secure:
             self.put(f"{folder}/forwarder.conf", nginx.forwarder(it))

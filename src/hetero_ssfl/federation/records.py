@@ -10,12 +10,14 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.serde import message_from_proto, message_to_proto, recorddict_to_proto
+from flwr.common.serde import message_from_proto, message_to_proto, recorddict_from_proto, recorddict_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from torch import Tensor
 
 from ..errors import ProtocolError
@@ -33,6 +35,7 @@ LARGEST_FIGURE = 1e30  # sums over clients must stay finite
 LONGEST_HEADER = 1000  # bytes of an array's header, which is parsed as Python literals
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 MOST_EXAMPLES = 10**9
+LONGEST_LIST = 100_000
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,17 @@ def pack(
     return content
 
 
-def with_rad(content: RecordDict, pixels: Tensor) -> RecordDict:
-    return RecordDict({**content, "rad": ArrayRecord(OrderedDict(pixels=Array(pixels.numpy())))})
+def pack_rad(pixels: Tensor) -> ArrayRecord:
+    return ArrayRecord(OrderedDict(pixels=Array(pixels.numpy())))
+
+
+def with_rad(content: RecordDict, rad: ArrayRecord) -> RecordDict:
+    return RecordDict({**content, "rad": rad})
+
+
+def with_lists(content: RecordDict, lists: Mapping[str, list[str] | list[bytes]]) -> RecordDict:
+    """Add lists of texts or of bytes. Empty ones are left out, because their type would be lost."""
+    return RecordDict({**content, "lists": ConfigRecord({name: found for name, found in lists.items() if found})})
 
 
 def pack_reply(
@@ -112,6 +124,30 @@ def fields_of(content: RecordDict) -> dict[str, Scalar]:
     """Return the scalar fields of a message. Their record has the key "settings"."""
     record: Mapping[str, object] = content.config_records.get("settings", {})
     return {str(k): v for k, v in record.items() if isinstance(v, (int, float, str, bool))}
+
+
+def texts_of(content: RecordDict, name: str) -> list[str]:
+    """Return a list of names of participants."""
+    found = _list_of(content, name)
+    for text in found:
+        if not isinstance(text, str) or not NAME.fullmatch(text):
+            raise ProtocolError(f"the list '{name}' has {str(text)[:64]!r}, expected names of participants.")
+    return [str(text) for text in found]
+
+
+def blobs_of(content: RecordDict, name: str) -> list[bytes]:
+    found = _list_of(content, name)
+    if not all(isinstance(blob, bytes) for blob in found):
+        raise ProtocolError(f"the list '{name}' has something else than bytes.")
+    return [bytes(blob) for blob in found]
+
+
+def _list_of(content: RecordDict, name: str) -> list[Any]:
+    record: Mapping[str, object] = content.config_records.get("lists", {})
+    found = record.get(name, [])
+    if not isinstance(found, list) or len(found) > LONGEST_LIST:
+        raise ProtocolError(f"the message has no list '{name}' of at most {LONGEST_LIST:,} entries.")
+    return found
 
 
 def metrics_of(content: RecordDict) -> dict[str, float]:
@@ -176,6 +212,15 @@ def encode(message: Message) -> bytes:
 
 def decode(data: bytes) -> Message:
     return message_from_proto(ProtoMessage.FromString(data))
+
+
+def encode_state(state: RecordDict) -> bytes:
+    """Serialize what a client process keeps in its Context between two messages."""
+    return recorddict_to_proto(state).SerializeToString()
+
+
+def decode_state(data: bytes) -> RecordDict:
+    return recorddict_from_proto(ProtoRecordDict.FromString(data))
 
 
 def content_size(content: RecordDict) -> int:

@@ -51,6 +51,11 @@ def method_for(config: Config) -> Method:
         raise ConfigError(
             f"method '{config.method}' trains on labels, which RAD images do not have. Set rad.in_ssl = false."
         )
+    if config.privacy.secure and not kind.sums_only:
+        raise ConfigError(
+            f"method '{config.method}' needs each client's reply, which privacy.secure = true hides. "
+            "Use method = 'hetero-ssfl', or set privacy.secure = false."
+        )
     models = {config.model_of(k) for k in range(config.clients.count)}
     if kind.averages_weights and len(models) > 1:
         raise ConfigError(

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..config import Config
 from ..errors import ProtocolError
 from ..models import Learner
+from ..secure import Layout, Vector
 from ..training import TrainingClient
 
 ClientId = str
@@ -67,9 +68,14 @@ class Method(ABC):
     """A phrase for reports that says what the clients did. It may use {rad}, the number of shared {things}."""
     opening: ClassVar[Literal["nobody", "first", "all"]] = "nobody"
     """Which clients reply once, untrained, before round 1."""
+    keeps_replies: ClassVar[bool] = False
+    """Whether `aggregate` keeps the arrays of each reply unchanged in `ServerState.clients`. They are then written to
+    disk as they arrive, and read one by one."""
     averages_weights: ClassVar[bool] = False
     """Whether all clients need equal models."""
     needs_labels: ClassVar[bool] = False
+    sums_only: ClassVar[bool] = False
+    """Whether the server needs only the sum of all replies, so that `privacy.secure` can hide each of them."""
     ssl_kind: ClassVar[str | None] = None
     """The only value of `ssl.kind` that the method supports, or None if it supports all."""
 
@@ -93,6 +99,21 @@ class Method(ABC):
         clients = {name: kept for name, kept in state.clients.items() if name not in gone}
         examples = {name: count for name, count in state.examples.items() if name not in gone}
         return replace(state, clients=clients, examples=examples)
+
+    def layout(self) -> Layout:
+        """Return the shape of a reply as a vector of integers, for a secure sum."""
+        raise NotImplementedError(f"{self.name} does not support secure sums")
+
+    def summand(self, update: Update, participants: int) -> Vector:
+        """Client: return the reply as a vector of integers, of which the server learns only the sum."""
+        raise NotImplementedError(f"{self.name} does not support secure sums")
+
+    def aggregate_sum(
+        self, state: ServerState, total: Vector, participants: int, summands: int
+    ) -> tuple[ServerState, dict[str, float]]:
+        """Server: return the state after a round and the means of the clients' figures, from the sum of `summands`
+        vectors of the form for `participants`. Raise ProtocolError for a sum that must not be used."""
+        raise NotImplementedError(f"{self.name} does not support secure sums")
 
     def check(self, state: ServerState, client: ClientId, update: Update) -> None:
         """Server: raise ProtocolError for a reply that must not be used."""

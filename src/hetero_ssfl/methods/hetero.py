@@ -6,6 +6,9 @@
 
 A client that was not selected has not changed, so its last contribution is still exact and is not requested again.
 (After a reply that was lost or refused, the last good one is used.)
+
+With `privacy.secure` the server learns only the sum of the sketches of a round. The consensus is then the mean over the
+clients of that round, or a mix of it with the last one.
 """
 
 from collections import deque
@@ -17,14 +20,16 @@ import torch
 from torch import Generator, Tensor
 
 from ..config import Config
-from ..consensus import effective_rank, kernel_factor
+from ..consensus import Sums, effective_rank, kernel_factor
 from ..data import random_view, take, to_input
 from ..errors import ProtocolError
 from ..models import Learner
 from ..objectives import alignment_distance
+from ..secure import Layout, Vector
 from ..training import TrainingClient, rad_representations, train
 from .base import Broadcast, ClientId, Method, ServerState, Update
 from .kernels import Kernels, KernelState, check_rows
+from .summands import Summands
 
 POOR_RANK = 3.0  # effective rank of the mean kernel
 
@@ -32,11 +37,14 @@ POOR_RANK = 3.0  # effective rank of the mean kernel
 class HeteroSSFL(Method):
     name = "hetero-ssfl"
     story = "learned together: each aligned its kernel on {rad} shared {things} (the RAD) with the mean kernel"
+    keeps_replies = True
+    sums_only = True
     opening = "all"  # Algorithm 1 computes K_mean(0) from the untrained models
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.kernels = Kernels(config, self.weight)
+        self.summands = Summands(config)
 
     def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
         mean = KernelState.from_tensors(state.shared)
@@ -68,6 +76,11 @@ class HeteroSSFL(Method):
             check_rows(array, len(client.rad), 1, self.config.alignment.rank, "the server")
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
+        if self.config.privacy.secure:  # the same mean, where no server has to be kept from knowing the summands
+            total = self.layout().zeros()
+            for update in updates.values():
+                total.add(self.summand(update, len(updates)))
+            return self.aggregate_sum(state, total, len(updates), len(updates))[0]
         kept = {**state.clients, **{client: u.arrays for client, u in updates.items()}}
         examples = {**state.examples, **{name: u.examples for name, u in updates.items()}}
         after = replace(state, round=state.round + 1, clients=kept, examples=examples)
@@ -80,6 +93,19 @@ class HeteroSSFL(Method):
             return state
         return replace(after, shared=self.kernels.consensus(state, after, leaving).to_tensors())
 
+    def layout(self) -> Layout:
+        return self.summands.layout()
+
+    def summand(self, update: Update, participants: int) -> Vector:
+        return self.summands.encode(update, participants)
+
+    def aggregate_sum(
+        self, state: ServerState, total: Vector, participants: int, summands: int
+    ) -> tuple[ServerState, dict[str, float]]:
+        means = self.summands.decode(total, participants, summands)
+        mixed = self.kernels.mixed(state, Sums().plus(1.0, means.sketch, means.trace), self.config.privacy.keep)
+        return replace(state, round=state.round + 1, shared=mixed.to_tensors()), dict(means.figures)
+
     def metrics(self, state: ServerState) -> dict[str, float]:
         mean = KernelState.from_tensors(state.shared)
         if mean is None:
@@ -87,6 +113,12 @@ class HeteroSSFL(Method):
         return {"consensus_effective_rank": effective_rank(mean.factor), "consensus_lost_share": mean.lost}
 
     def round_warning(self, figures: Mapping[str, float]) -> str | None:
+        clipped = figures.get("clipped", 0.0)
+        if clipped > 0:
+            return (
+                f"{clipped:.1%} of the entries of the sketches exceed privacy.largest_entry = "
+                f"{self.config.privacy.largest_entry:g} and were clipped. Raise it."
+            )
         rank = figures.get("consensus_effective_rank", POOR_RANK)
         if rank >= POOR_RANK:
             return None
@@ -101,7 +133,8 @@ class HeteroSSFL(Method):
         if self.config.alignment.form == "sketch":
             up = down = min(rank, rows)
         wire = self.kernels.wire
-        return {"factor": torch.zeros(rows, down, dtype=wire)}, {"factor": torch.zeros(rows, up, dtype=wire)}
+        sent = getattr(torch, f"int{self.layout().word}") if self.config.privacy.secure else wire
+        return {"factor": torch.zeros(rows, down, dtype=wire)}, {"factor": torch.zeros(rows, up, dtype=sent)}
 
     def extra_images_per_step(self) -> float:
         alignment, rows = self.config.alignment, self.config.rad.size

@@ -64,6 +64,7 @@ class Kernels:
         self.rows, self.weights = config.rad.size, weight
         self.alignment, self.seed = config.alignment, config.seed
         self.wire: torch.dtype = getattr(torch, self.alignment.wire)
+        self.up = torch.float32 if config.privacy.secure else self.wire  # a secure sum has its own integers
 
     # --- a client's contribution ---
 
@@ -71,7 +72,7 @@ class Kernels:
         """Return what a client sends: A_k, or K_k Omega and tr K_k. If A_k is truncated, tr K_k tells what was lost."""
         trace = factor.square().sum().float().view(1)
         if self.alignment.form == "sketch":
-            return {"sketch": sketch(factor, self.omega()).to(self.wire), "trace": trace}
+            return {"sketch": sketch(factor, self.omega()).to(self.up), "trace": trace}
         cut = truncate(factor, self.alignment.rank)
         sent = {"factor": cut.factor.to(self.wire)}
         return {**sent, "trace": trace} if cut.lost else sent
@@ -133,6 +134,15 @@ class Kernels:
             precision = SINGLE if self.alignment.form == "factor" else torch.finfo(self.wire).eps
             mean = sums.consensus(self.omega(), precision, self.alignment.rank)
         return KernelState(mean.factor.to(self.wire), mean.lost, sums, norms)
+
+    def mixed(self, before: ServerState, new: Sums, keep: float) -> KernelState:
+        """Return the mean kernel of a secure sum, mixed with the fraction `keep` of the last one."""
+        kept = KernelState.from_tensors(before.shared)
+        if kept is not None and kept.sums is not None:
+            old = kept.sums
+            new = Sums().plus(keep, old.sketch, old.trace).plus(1 - keep, new.sketch, new.trace)
+        mean = new.consensus(self.omega(), SINGLE, self.alignment.rank)
+        return KernelState(mean.factor.to(self.wire), mean.lost, new if keep else None)
 
     def _all_factors(self, state: ServerState) -> dict[ClientId, Tensor] | None:
         """Return all factors in the order of the roster (for the same bits), or None if wider than B may be."""

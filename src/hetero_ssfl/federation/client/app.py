@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ from ..records import Header, Scalar, arrays_of, fields_of, header_of, pack, pac
 from ..sites import NodeSite, SimulatedSite, Site
 from ..sites.node import RadMissingError
 from ..sites.participant import Participant
+from ..sum_records import pack_vector, session_of
 from .memory import ClientCache
 from .scoring import evaluate, export_model
+from .sums import Summing, keep_figures
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +89,12 @@ class Instruction:
     fields: Mapping[str, Scalar]
     arrays: Mapping[str, Tensor]
     participant: Participant
+
+    def summing(self, context: Context) -> Summing:
+        """Return the secure sum that the message belongs to."""
+        if not self.participant.config.privacy.secure:
+            raise ProtocolError("the server asks for a secure sum, but its config has privacy.secure = false.")
+        return Summing(self.participant, session_of(self.header, self.fields), context)
 
 
 def receive(process: ClientProcess, message: Message, context: Context, hello: bool = False) -> Instruction:
@@ -154,7 +162,7 @@ def client_app(process: ClientProcess) -> ClientApp:
             "name": participant.name,
             "encoder": participant.model.encoder,
             "parameters": participant.parameters,
-            "examples": len(participant.images),
+            "examples": 0 if participant.config.privacy.secure else len(participant.images),
             "has_rad": participant.has_rad,
         }
         return Message(pack_reply(asked.header, facts=facts), reply_to=message)
@@ -165,6 +173,9 @@ def client_app(process: ClientProcess) -> ClientApp:
         """Train one round: load the previous state, train, save the new state, reply."""
         asked = receive(process, message, context)
         participant, down = asked.participant, Broadcast(asked.header.round, asked.arrays)
+        summing = asked.summing(context) if participant.config.privacy.secure else None
+        if summing:
+            summing.check(message.content)
         with participant.states.lock():
             client = process.clients.get(participant, limit=down.round - 1)
             client.progress = partial(
@@ -180,7 +191,31 @@ def client_app(process: ClientProcess) -> ClientApp:
             if down.round > 0:
                 participant.states.save(down.round, client.learner.state_dict())
         log.info("round %d done: %s", down.round, dict(update.metrics))
-        return Message(pack_update(asked.header, update), reply_to=message)
+        if not summing:
+            return Message(pack_update(asked.header, update), reply_to=message)
+        keep_figures(participant, down.round, update.metrics)
+        masked = summing.masked(message.content, method, update)
+        return Message(pack_vector(asdict(asked.header), masked), reply_to=message)
+
+    @app.query("keys")
+    @answering
+    def advertise_keys(message: Message, context: Context) -> Message:
+        asked = receive(process, message, context)
+        return Message(asked.summing(context).keys(pack_reply(asked.header)), reply_to=message)
+
+    @app.query("shares")
+    @answering
+    def share_secrets(message: Message, context: Context) -> Message:
+        asked = receive(process, message, context)
+        reply = asked.summing(context).shares(message.content, pack_reply(asked.header))
+        return Message(reply, reply_to=message)
+
+    @app.query("unmask")
+    @answering
+    def reveal_shares(message: Message, context: Context) -> Message:
+        asked = receive(process, message, context)
+        reply = asked.summing(context).unmask(message.content, pack_reply(asked.header))
+        return Message(reply, reply_to=message)
 
     @app.evaluate()
     @answering

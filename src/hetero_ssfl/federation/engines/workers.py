@@ -26,7 +26,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from ..records import decode, encode
+from ..records import decode, decode_state, encode, encode_state
 from .forkserver import interrupts_ignored, open_fork_server
 
 if TYPE_CHECKING:
@@ -90,19 +90,22 @@ def work(
     while True:
         try:
             node_config = json.loads(connection.recv_bytes())
+            state = decode_state(connection.recv_bytes())
             message = decode(connection.recv_bytes())
         except EOFError:
             return
         limit_gpu_memory(node_config.get("gpu-fraction"))
-        connection.send_bytes(b"R" + encode(answer(app, message, node_config)))
+        reply = answer(app, message, node_config, state)
+        connection.send_bytes(b"S" + encode_state(state))
+        connection.send_bytes(b"R" + encode(reply))
 
 
-def answer(app: "ClientApp", message: Message, node_config: dict[str, Any]) -> Message:
-    """Return the ClientApp's reply, computed in this process."""
+def answer(app: "ClientApp", message: Message, node_config: dict[str, Any], state: RecordDict) -> Message:
+    """Return the ClientApp's reply, computed in this process. `state` is what the node keeps between messages."""
     node = message.metadata.dst_node_id
     set_identity(node)
     try:
-        return app(message, Context(RUN_ID, node, node_config, RecordDict(), {}))
+        return app(message, Context(RUN_ID, node, node_config, state, {}))
     except Exception as error:  # an error of one client must not stop the federation
         reason = f"{type(error).__name__}: {error}"
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
@@ -142,6 +145,8 @@ class _Worker:
 @dataclass
 class _Node:
     config: dict[str, Any]
+    state: RecordDict = field(default_factory=RecordDict)
+    """The state of Flower's Context, which any worker may need for the next message."""
     home: int | None = None
     seconds: float = field(default=float("inf"))  # duration of the last message; unknown durations go first
 
@@ -229,7 +234,8 @@ class InlineGrid(LocalGrid):
     def _receive(self, timeout: float) -> None:
         if self._pending:
             message = self._pending.pop(0)
-            reply = decode(encode(answer(self._app, message, self._nodes[message.metadata.dst_node_id].config)))
+            node = self._nodes[message.metadata.dst_node_id]
+            reply = decode(encode(answer(self._app, message, node.config, node.state)))
             set_identity(SERVER_NODE)
             self._replies[reply.metadata.reply_to_message_id] = reply
 
@@ -310,6 +316,7 @@ class WorkerGrid(LocalGrid):
                 node.home, worker.busy, worker.since = number, message, time.monotonic()
                 try:
                     worker.connection.send_bytes(json.dumps(node.config).encode())
+                    worker.connection.send_bytes(encode_state(node.state))
                     worker.connection.send_bytes(encode(message))
                 except OSError:
                     self._replace(number)
@@ -345,8 +352,11 @@ class WorkerGrid(LocalGrid):
                 if self._on_progress:
                     self._on_progress(*json.loads(data[1:]))
                 continue
-            reply = decode(data[1:])
             assert worker.busy is not None
+            if data[:1] == b"S":
+                self._nodes[worker.busy.metadata.dst_node_id].state = decode_state(data[1:])
+                continue
+            reply = decode(data[1:])
             self._nodes[worker.busy.metadata.dst_node_id].seconds = time.monotonic() - worker.since
             worker.busy = None
             self._replies[reply.metadata.reply_to_message_id] = reply

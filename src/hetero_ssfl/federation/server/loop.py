@@ -2,7 +2,8 @@
 
 1. hello      ask each node for its name (roster.py); repeated before every round, for new nodes;
 2. opening    if the method needs it, ask all clients or the first one for a reply before training;
-3. rounds     sample clients by name, broadcast, wait for replies up to a deadline, check, aggregate, save;
+3. rounds     sample clients by name, broadcast, wait for replies up to a deadline, check, aggregate, save; with
+              `privacy.secure` as a secure sum (sums.py);
 4. the end    every client is probed on the test images, once, and exports its encoder as a model.
 
 Saving the state commits a round: a run killed at any point continues from the last saved state and ends with
@@ -16,7 +17,7 @@ from statistics import stdev
 from typing import Any
 
 import torch
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from ...config import Config
@@ -37,9 +38,11 @@ from ...methods import ClientId, Method, ServerState, Update, method_for
 from ...runs import RunFolder, resume_command
 from ...seeding import rng_for
 from ..records import Scalar, check_size, pack, read_figures, read_update
+from .outcome import Outcome
 from .roster import Roster
-from .saving import restore_state, save_state
+from .saving import restore_state, save_contribution, save_state
 from .seats import believed_sizes, typical_opening
+from .sums import SecureRound
 
 
 class Server:
@@ -78,8 +81,39 @@ class Server:
         number = self.roster.number = state.round + 1
         started = time.perf_counter()
         self.listen(RoundBegun(number, selected))
-        updates, events = self.collect(state, selected, number)
-        needed = min(self.config.engine.min_replies, len(selected))
+        broadcasts = self.broadcasts(state, selected, number)
+        if self.config.privacy.secure:
+            done = SecureRound(self.roster, self.method, number, selected).play(state, broadcasts)
+        else:
+            done = self.play_plain(state, broadcasts, number)
+        state, events = done.state, done.events
+        if number > 0 and self.due(number):
+            events.append(self.evaluate(number, "validation"))
+        portrait = self.method.portrait(state)
+        events += [KernelsSeen(number, **portrait)] if portrait else []
+        summary = self.summary(done, time.perf_counter() - started)
+        self.folder.append_events([*events, summary])
+        state = save_state(self.folder, state)
+        self.listen(summary)
+        return state
+
+    def broadcasts(self, state: ServerState, selected: tuple[ClientId, ...], number: int) -> dict[ClientId, RecordDict]:
+        """Return the messages of a round. Clients that are sent the same arrays share one copy."""
+        fields = self.roster.fields(number)
+        packed: dict[tuple[int, ...], RecordDict] = {}
+        contents = {}
+        for name in selected:
+            arrays = self.method.broadcast(state, name).arrays
+            same = packed.get(key := tuple(map(id, arrays.values())))
+            contents[name] = same or pack(arrays, fields)
+            if all(any(array is kept for kept in state.shared.values()) for array in arrays.values()):
+                packed[key] = contents[name]  # the state keeps these arrays alive, so no other has their ids
+        return contents
+
+    def play_plain(self, state: ServerState, contents: Mapping[ClientId, RecordDict], number: int) -> Outcome:
+        """Run a round in which the server sees each reply."""
+        updates, events = self.collect(state, contents, number)
+        needed = min(self.config.engine.min_replies, len(contents))
         if self.opens_alone(state):
             needed = 1
         if len(updates) < needed:
@@ -88,44 +122,47 @@ class Server:
                 f"{next(excluded_in(events), 'none')} "
                 f"Fix this and continue with: {resume_command(self.folder.path)}"
             )
-        if self.may_be_away:
-            updates = self.weighed(state, updates)
-        state = self.method.aggregate(state, updates)
-        if number > 0 and self.due(number):
-            events.append(self.evaluate(number, "validation"))
-        portrait = self.method.portrait(state)
-        events += [KernelsSeen(number, **portrait)] if portrait else []
-        done = self.summary(state, updates, time.perf_counter() - started)
-        self.folder.append_events([*events, done])
-        state = save_state(self.folder, state)
-        self.listen(done)
-        return state
+        updates = self.weighed(state, updates) if self.may_be_away else updates
+        means = _means({name: dict(update.metrics) for name, update in updates.items()})
+        return Outcome(self.method.aggregate(state, updates), events, len(updates), means)
 
     def collect(
-        self, state: ServerState, selected: tuple[ClientId, ...], number: int
+        self, state: ServerState, contents: Mapping[ClientId, RecordDict], number: int
     ) -> tuple[dict[ClientId, Update], list[Event]]:
         """Send the round's messages. Return the usable replies, and one event per selected client."""
-        contents = {n: pack(self.method.broadcast(state, n).arrays, self.roster.fields(number)) for n in selected}
-        replies, sent = self.roster.exchange("train", number, contents)
         updates: dict[ClientId, Update] = {}
-        events: list[Event] = []
-        for name in selected:
+        sizes: dict[ClientId, int] = {}
+        excluded: dict[ClientId, str] = {}
+
+        def take(name: ClientId, reply: Message | None) -> None:
             try:
-                update, size = self.accept(state, name, replies.get(name), number)
+                update, sizes[name] = self.accept(state, name, reply, number)
             except ProtocolError as error:
-                events.append(ClientTrained(number, name, sent[name], excluded=str(error)))
+                excluded[name] = str(error)
                 self.roster.warn(str(error))
-                continue
+                return
+            if self.method.keeps_replies:  # in memory the replies of a round could be many
+                update = replace(update, arrays=save_contribution(self.folder, name, number, update.arrays))
             updates[name] = update
+
+        sent = self.roster.exchange("train", number, contents, take)
+        for name in contents:
+            if name not in updates and name not in excluded:
+                take(name, None)
+        events: list[Event] = []
+        for name in contents:
+            if name in excluded:
+                events.append(ClientTrained(number, name, sent[name], excluded=excluded[name]))
+                continue
+            update = updates[name]
             warning = self.method.client_warning(update)
             if warning:
                 self.roster.warn(f"{name}: {warning}")
+            figures = dict(update.metrics)
             events.append(
-                ClientTrained(
-                    number, name, sent[name], size, update.examples, warning=warning, figures=dict(update.metrics)
-                )
+                ClientTrained(number, name, sent[name], sizes[name], update.examples, warning=warning, figures=figures)
             )
-        return updates, events
+        return {name: updates[name] for name in contents if name in updates}, events
 
     # --- no participant counts for more than its seat ---
 
@@ -202,7 +239,9 @@ class Server:
         fields: dict[str, Scalar] = {**self.roster.fields(number), "split": split, "export": export}
         self.listen(Evaluating(number, split))
         asked = sorted(self.roster.ids)
-        replies, _ = self.roster.exchange("evaluate", number, {name: pack(fields=fields) for name in asked})
+        replies: dict[ClientId, Message] = {}
+        content = pack(fields=fields)
+        self.roster.exchange("evaluate", number, dict.fromkeys(asked, content), replies.__setitem__)
         scores = {}
         for name in asked:
             try:
@@ -225,7 +264,8 @@ class Server:
         """Probe the global model at the first client that is able to. Only the figures for all classes are kept."""
         fields: dict[str, Scalar] = {**self.roster.fields(number), "split": "test"}
         for name in sorted(self.roster.ids):
-            replies, _ = self.roster.exchange("evaluate", number, {name: pack(weights, fields)})
+            replies: dict[ClientId, Message] = {}
+            self.roster.exchange("evaluate", number, {name: pack(weights, fields)}, replies.__setitem__)
             try:
                 found = self.figures(name, replies.get(name), number)
             except ProtocolError as error:
@@ -237,14 +277,14 @@ class Server:
             f"continue with: {resume_command(self.folder.path)}"
         )
 
-    def summary(self, state: ServerState, updates: Mapping[ClientId, Update], seconds: float) -> RoundDone:
-        means = _means({name: dict(update.metrics) for name, update in updates.items()})
-        figures = self.method.metrics(state)
+    def summary(self, done: Outcome, seconds: float) -> RoundDone:
+        state = done.state
+        figures = {**done.figures, **self.method.metrics(state)}
         warning = self.method.round_warning(figures)
         if warning:
             self.roster.warn(warning)
         away = [name for name in state.roster if name not in self.roster.ids]
-        return RoundDone(state.round, len(updates), round(seconds, 3), away or None, {**means, **figures})
+        return RoundDone(state.round, done.replies, round(seconds, 3), away or None, figures)
 
     def finish(self, state: ServerState) -> None:
         """Evaluate on the test images and write results.json. No other step of a run uses the test images."""

@@ -1,8 +1,11 @@
 """The connected nodes by name; sends them messages and waits for replies, always with a deadline."""
 
+import math
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from typing import TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -13,8 +16,11 @@ from ...errors import ProtocolError, RunError
 from ...events import Answered, Joined, Left, Listener, Warned
 from ...methods import ClientId, ServerState
 from ...runs import RunFolder, load_tensors, resume_command
-from ..records import NAME, Header, Scalar, check_header, check_size, fields_of, header_of, pack, with_rad
+from ...secure import FEWEST
+from ..records import NAME, Header, Scalar, check_header, check_size, fields_of, header_of, pack, pack_rad, with_rad
 from .seats import NoSeatError, Seats
+
+Key = TypeVar("Key", ClientId, int)
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between two polls for replies, if polling is not free
 
@@ -31,6 +37,7 @@ class Roster:
         self.federation = str(folder.read_json("facts.json")["federation"])
         rad, about = load_tensors(folder.path / "rad.safetensors")
         self.rad, self.rad_digest = rad["pixels"], str(about["digest"])
+        self.rad_record = pack_rad(self.rad)  # one copy for all messages
         self.number = 0  # the current round
         self.ids: dict[ClientId, int] = {}
         """Flower's node id of each connected client."""
@@ -75,7 +82,7 @@ class Roster:
         """Before a round, add new nodes to the roster and wait until enough nodes are connected."""
         deadline = time.monotonic() + self.config.engine.round_timeout
         self.hello()
-        needed = self.config.engine.min_replies
+        needed = max(self.config.engine.min_replies, FEWEST if self.config.privacy.secure else 1)
         while len(self.ids) < needed:
             if time.monotonic() > deadline:
                 raise RunError(
@@ -119,7 +126,8 @@ class Roster:
         content = pack(fields={**self.fields(0), "channels": channels, "side": side})
         messages = {node: Message(content, node, "query") for node in sorted(unknown)}
         patience = min(self.config.engine.join_timeout, self.config.engine.round_timeout)
-        replies = self.send(messages, now + patience)
+        replies: dict[int, Message] = {}
+        self.send(messages, now + patience, replies.__setitem__)
         newcomers: list[Joined] = []
         for node in sorted(unknown):
             try:
@@ -174,58 +182,66 @@ class Roster:
         return error_text(reply)
 
     def exchange(
-        self, kind: str, number: int, contents: Mapping[ClientId, RecordDict]
-    ) -> tuple[dict[ClientId, Message], dict[ClientId, int]]:
-        """Send each client its content. Return the replies that arrived in time, and the bytes sent.
+        self,
+        kind: str,
+        number: int,
+        contents: Mapping[ClientId, RecordDict],
+        take: Callable[[ClientId, Message], None],
+        patience: float | None = None,
+    ) -> dict[ClientId, int]:
+        """Send each client its content and pass each reply to `take` as it arrives. Return the bytes sent.
 
-        The RAD is attached once for each client that does not have it. If a node reports that it lost the RAD, its
-        message is sent again with the RAD.
+        Replies are not kept, so that the memory of a round does not depend on the number of clients. The RAD is
+        attached once for each client that does not have it. If a node reports that it lost the RAD, its message is sent
+        again with the RAD.
         """
-        deadline = time.monotonic() + self.config.engine.round_timeout
-        replies: dict[ClientId, Message] = {}
+        deadline = time.monotonic() + min(patience or math.inf, self.config.engine.round_timeout)
         sent: dict[ClientId, int] = dict.fromkeys(contents, 0)
+        lost: list[ClientId] = []
+
+        def arrived(name: ClientId, reply: Message) -> None:
+            if kind in ("train", "evaluate"):
+                self.listen(Answered(self.number, name))
+            if _needs_rad(reply) and name not in self.without_rad:
+                lost.append(name)
+                return
+            if not reply.has_error() and not _needs_rad(reply):
+                self.without_rad.discard(name)
+            take(name, reply)
+
         asked = list(contents)
-        for _ in range(2):
+        while asked:
             messages = {}
             for name in asked:
-                content, node = contents[name], self.ids[name]
-                content = with_rad(content, self.rad) if name in self.without_rad else content
-                messages[node] = Message(content, node, kind, group_id=str(number))
-                sent[name] += check_size(messages[node], self.config.engine.message_mb, "the server")
-            answers = self.send(messages, deadline, dict(zip(messages, asked, strict=True)))
-            replies |= {name: answers[self.ids[name]] for name in asked if self.ids[name] in answers}
-            asked = [name for name in asked if name in replies and _needs_rad(replies[name])]
-            self.without_rad -= {name for name, reply in replies.items() if not reply.has_error()}
-            self.without_rad |= set(asked)
-            if not asked:
-                break
-        return replies, sent
+                content = with_rad(contents[name], self.rad_record) if name in self.without_rad else contents[name]
+                messages[name] = Message(content, self.ids[name], kind, group_id=str(number))
+                sent[name] += check_size(messages[name], self.config.engine.message_mb, "the server")
+            self.send(messages, deadline, arrived)
+            asked = lost.copy()
+            self.without_rad |= set(lost)
+            lost.clear()
+        return sent
 
-    def send(
-        self, messages: Mapping[int, Message], deadline: float, names: Mapping[int, ClientId] | None = None
-    ) -> dict[int, Message]:
-        """Send messages and return the replies by node.
+    def send(self, messages: Mapping[Key, Message], deadline: float, arrived: Callable[[Key, Message], None]) -> None:
+        """Send messages and pass each reply to `arrived`, with the key of its message.
 
         A reply is matched by the id of the message that it answers, because the sender it names can be wrong.
         """
         waiting = dict(zip(self.grid.push_messages(messages.values()), messages, strict=True))
-        replies: dict[int, Message] = {}
         in_time, pause = True, SHORTEST_PAUSE
         while waiting and in_time:
             in_time = time.monotonic() < deadline  # checked before polling, so that replies that have arrived count
-            arrived = list(self.grid.pull_messages(list(waiting)))
-            if not arrived and not hasattr(self.grid, "cancel"):  # our own grids wait in pull_messages
+            replies = deque(self.grid.pull_messages(list(waiting)))
+            if not replies and not hasattr(self.grid, "cancel"):  # our own grids wait in pull_messages
                 time.sleep(pause)
-            pause = SHORTEST_PAUSE if arrived else min(pause * 1.5, LONGEST_PAUSE)
-            for reply in arrived:
-                node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
-                    replies[node] = reply
-                    if names:
-                        self.listen(Answered(self.number, names[node]))
+            pause = SHORTEST_PAUSE if replies else min(pause * 1.5, LONGEST_PAUSE)
+            while replies:
+                reply = replies.popleft()  # the only reference, so that a reply is freed before the next
+                key = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if key is not None:
+                    arrived(key, reply)
         if waiting and hasattr(self.grid, "cancel"):  # too late: our own engine can also stop the work
             self.grid.cancel(set(waiting))
-        return replies
 
 
 def _needs_rad(reply: Message) -> bool:

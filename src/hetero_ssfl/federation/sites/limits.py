@@ -7,9 +7,9 @@ are for one core and come from counted operations, not from a clock: the same in
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import comb
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from ...config import Config, Section, flat
 from ...data import Counts
@@ -50,6 +50,10 @@ class LimitsConfig(Section):
     """Estimated memory of training and evaluation."""
     disk_mb: PositiveInt = 20_000
     """Size of `home` and of this node's images in the image cache."""
+    secure_only: bool = False
+    """Whether to refuse rounds in which the server would see this node's own contribution (`privacy.secure`)."""
+    participants: Annotated[int, Field(ge=3)] = 3
+    """The smallest number of participants of a secure sum."""
     code: tuple[str, ...] = ()
     """Views, kernels, losses and optimisers (`package.module:name`) and methods (`package.module:name`, or the name of
     an installed method) that a server may use in addition to the built-in ones. No other code is imported."""

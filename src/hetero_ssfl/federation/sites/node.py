@@ -34,8 +34,9 @@ from ...methods import METHODS, method_class
 from ...models import BUILTIN, Work, parse_spec, work_of
 from ...runs import RunFolder, SiteKind, StateFolder, load_tensors, save_tensors
 from ..records import DIGEST, FEDERATION, NAME, Header, check_size, fields_of
+from .identity import open_identity
 from .limits import MOST_FRACTIONS, Held, LimitsConfig, check_costs, check_numbers, check_text
-from .participant import Participant
+from .participant import NOBODY, Participant
 from .site import NodeConfig, RadShape, Setup
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,11 @@ class NodeSettings(Section):
     threads: PositiveInt = 1
     """Torch threads of its client processes. The number affects the last digits of the results."""
     home: Path = Path("state")
+    key: Path | None = None
+    """The key of this SuperNode. With it the node signs its keys of a secure sum."""
+    peers: Path | None = None
+    """A folder with the public key NAME.pub of every participant. With it the node takes part only in secure sums of
+    participants that signed with these keys."""
     data: DataConfig = DataConfig(validation=0)
     limits: LimitsConfig = LimitsConfig()
 
@@ -67,7 +73,10 @@ def read_node(path: Path) -> NodeSettings:
     node = validate(values, NodeSettings)
     source = path.parent / node.data.source
     data = node.data.model_copy(update={"source": str(source.resolve())}) if source.exists() else node.data
-    return node.model_copy(update={"home": (path.parent / node.home).resolve(), "data": data})
+    places = {
+        name: place and (path.parent / place).resolve() for name, place in (("key", node.key), ("peers", node.peers))
+    }
+    return node.model_copy(update={**places, "home": (path.parent / node.home).resolve(), "data": data})
 
 
 def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None:
@@ -87,6 +96,11 @@ def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None
         raise ProtocolError(
             f"{node.name} does not send weights, but method '{config.method}' requires them. "
             "Use 'hetero-ssfl', or set limits.weights_may_leave = true in the node settings."
+        )
+    if limits.secure_only and not config.privacy.secure:
+        raise ProtocolError(
+            f"{node.name} takes part in secure sums only, but the server asks for its own contribution. "
+            "Set privacy.secure = true, or limits.secure_only = false in the node settings."
         )
     for what, value, limit in (
         ("rounds", config.rounds, limits.rounds),
@@ -277,6 +291,7 @@ def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -
         balanced=True,
         labeled=lambda: _images(config, "train"),
         held_out=lambda split: _images(config, split),
+        identity=open_identity(node.key, node.peers, node.limits.participants) if asked.privacy.secure else NOBODY,
     )
 
 

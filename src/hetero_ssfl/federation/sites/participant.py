@@ -14,6 +14,9 @@ from ...methods import method_class
 from ...models import BUILTIN, Learner, build_learner, count_parameters, parse_spec
 from ...plugins import GIVEN
 from ...runs import StateFolder
+from .identity import Identity
+
+NOBODY = Identity()  # without long-term keys
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Participant:
     """Whether figures must not reveal how many images of a class it holds, because they leave its owner's machine."""
     has_rad: bool = True
     """False for a node that introduces itself before the RAD has arrived; `rad` is then one blank image."""
+    identity: Identity = NOBODY
 
     @cached_property
     def images(self) -> Images:

@@ -1,0 +1,95 @@
+"""A client's reply as a vector of integers, and the means over clients from the sum of these vectors.
+
+The vector holds w Y (the weighted sketch), and as figures w tr K, w, the number of images, and for each figure of
+training its value and a 1, which counts the clients that have it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..config import Config
+from ..errors import ProtocolError
+from ..secure import Layout, Vector, decode, encode
+from .base import Update
+
+FIGURES = ("loss_ssl", "loss_alignment", "spread", "batch_rank", "effective_rank", "clipped")
+"""The figures of which the server learns the means. Others stay with the client."""
+LARGEST_FIGURE = 1e6
+MOST_IMAGES = 1e9
+TOLERANCE = 0.05  # for a norm that is at most 1 except for rounding
+
+
+@dataclass(frozen=True)
+class Means:
+    """Weighted means over the clients of a sum."""
+
+    sketch: Tensor
+    trace: float
+    figures: Mapping[str, float]
+
+
+class Summands:
+    """The vectors of one config. All numbers are fixed point, scaled so that the sum over all participants fits."""
+
+    def __init__(self, config: Config) -> None:
+        self.rows, self.columns = config.rad.size, min(config.alignment.rank, config.rad.size)
+        self.by_size = config.clients.weights == "size"
+        self.largest_weight = MOST_IMAGES if self.by_size else 1.0
+        self.largest_entry = config.privacy.largest_entry
+
+    def layout(self) -> Layout:
+        """Equal weights fit into 32 bits, as exact as float32. Weights by size need 64."""
+        return Layout(3 + 2 * len(FIGURES), self.rows * self.columns, 64 if self.by_size else 32)
+
+    def encode(self, update: Update, participants: int) -> Vector:
+        weight = min(float(update.examples), MOST_IMAGES) if self.by_size else 1.0
+        entries = update.arrays["sketch"].double().numpy().ravel()
+        clipped = float((np.abs(entries) > self.largest_entry).mean())
+        entries = weight * np.clip(entries, -self.largest_entry, self.largest_entry)
+        known = {**update.metrics, "clipped": clipped}
+        values = [weight * float(update.arrays["trace"]), weight, float(update.examples)]
+        values += [known.get(name, 0.0) for name in FIGURES] + [float(name in known) for name in FIGURES]
+        figures = [
+            encode(np.array([v]), 64, participants, most) for v, most in zip(values, self._limits(), strict=True)
+        ]
+        body = encode(entries, self.layout().word, participants, self.largest_weight * self.largest_entry)
+        return Vector(np.concatenate(figures), body)
+
+    def decode(self, total: Vector, participants: int, summands: int) -> Means:
+        """Return the means, or raise ProtocolError for a sum that no honest clients can have."""
+        limits = zip(total.figures.reshape(-1, 1), self._limits(), strict=True)
+        trace, weight, images, *rest = (float(decode(words, participants, most)[0]) for words, most in limits)
+        values, counts = np.array(rest).reshape(2, -1)
+        expected = images if self.by_size else float(summands)
+        if weight <= 0 or abs(weight - expected) > 0.5 or not summands <= images <= summands * MOST_IMAGES:
+            raise ProtocolError(f"the weights of {summands} clients sum to {weight:g}, expected {expected:g}.")
+        body = decode(total.body, participants, self.largest_weight * self.largest_entry)
+        mean = torch.from_numpy(body / weight).reshape(self.rows, self.columns)
+        self._check(mean, trace / weight)
+        return Means(mean, trace / weight, self._means(values, counts))
+
+    def _check(self, mean: Tensor, trace: float) -> None:
+        size, most = float(mean.norm()) / self.rows, 1 + TOLERANCE  # the columns of Omega have norm `rows`
+        if not 0 < size <= most or not 0 < trace <= most * self.rows**0.5:
+            raise ProtocolError(
+                f"the mean kernel has norm {size:.3g} and trace {trace:.3g}, expected at most {most:.3g} and "
+                f"{most * self.rows**0.5:.3g}: a client sent something else than a kernel."
+            )
+
+    def _means(self, values: NDArray[np.float64], counts: NDArray[np.float64]) -> dict[str, float]:
+        return {
+            name: value / round(count)
+            for name, value, count in zip(FIGURES, values.tolist(), counts.tolist(), strict=True)
+            if round(count) > 0
+        }
+
+    def _limits(self) -> list[float]:
+        """Return the largest size of each figure of the vector."""
+        weight = self.largest_weight
+        of_trace = weight * 2 * self.rows**0.5
+        return [of_trace, weight, MOST_IMAGES] + [LARGEST_FIGURE] * len(FIGURES) + [1.0] * len(FIGURES)
