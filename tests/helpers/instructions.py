@@ -63,9 +63,9 @@ class Owner:
             "split": "test",
         }
         content = pack(arrays, {**usual, "config": text, **fields})
-        content = content if rad is None else with_rad(content, sent)
-        if isinstance(rad, Array):
-            content["rad"] = ArrayRecord({"pixels": rad})
+        if rad is not None:
+            pixels = rad if isinstance(rad, Array) else Array(sent.numpy())
+            content = with_rad(content, ArrayRecord({"pixels": pixels}))
         set_identity(NODE)
         context = Context(RUN_ID, NODE, {"settings": str(self.settings)}, RecordDict(), {})
         return decode(encode(self.app(decode(encode(Message(content, NODE, kind))), context)))
