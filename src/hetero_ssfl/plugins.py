@@ -57,6 +57,17 @@ class Given:
             _at_hand.reset(token)
 
 
+def is_at_hand(spec: str) -> bool:
+    """Return whether the spec names an object that was passed to the current run in this process."""
+    module, _, name = spec.partition(":")
+    return module == GIVEN and name in _at_hand.get()
+
+
+def is_missing(spec: str) -> bool:
+    """Return whether the spec names an object that does not exist in this process."""
+    return spec.startswith(f"{GIVEN}:") and not is_at_hand(spec)
+
+
 def find(spec: str, what: str) -> Any:
     """Return the callable with this name. `what` is the setting that contains the name."""
     module, _, name = spec.partition(":")

@@ -9,6 +9,9 @@
     shares/NAME/         contributions of each client that the server keeps, the two newest rounds
     clients/NAME/        each client's own state, the two newest rounds
     models/NAME/         at the end: encoder.safetensors and card.json
+    start/NAME           starting weights of an encoder that was passed from Python as a module
+    history.json         if a run was continued with other settings: the earlier configs, and after which round
+    faults.log           where the user's own code failed: the last frames of each error
     events.jsonl         one line per client and round, and one per finished round
     results.json         at the end: accuracies on the test images
     status.json          what the run is doing now
@@ -41,6 +44,7 @@ from .errors import HeteroSSFLError, ProtocolError, RunError
 from .events import Event, from_lines, to_lines
 
 FORMAT = 3
+HISTORY = "history.json"
 READABLE = (2, 3)
 
 SiteKind = Literal["simulated", "python", "nodes"]
@@ -160,8 +164,23 @@ class RunFolder:
             yield
 
     @property
+    def busy(self) -> bool:
+        """Whether a process is training in the folder."""
+        try:
+            with self.lock():
+                return False
+        except RunError:
+            return True
+
+    @property
     def config(self) -> Config:
         return parse_config((self.path / "config.toml").read_text(), origin=str(self.path / "config.toml"))
+
+    @property
+    def earlier_configs(self) -> list[Config]:
+        """The configs that the run had before it was continued with other settings, the first one first."""
+        earlier = self.read_json(HISTORY)["earlier"] if (self.path / HISTORY).exists() else []
+        return [parse_config(entry["config"], origin=str(self.path / HISTORY)) for entry in earlier]
 
     @property
     def exists(self) -> bool:

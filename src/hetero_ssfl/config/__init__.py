@@ -1,6 +1,15 @@
 """The config of a run: its settings (schema.py) and how it is read (reading.py)."""
 
-from .reading import flat, load_config, parse_config, preset_names, validate, with_settings
+from .reading import (
+    evaluation_config,
+    flat,
+    load_config,
+    parse_config,
+    preset_names,
+    settings_of,
+    validate,
+    with_settings,
+)
 from .schema import (
     AlignmentConfig,
     AveragingConfig,
@@ -45,10 +54,12 @@ __all__ = [
     "TrackingConfig",
     "ViewsConfig",
     "as_model",
+    "evaluation_config",
     "flat",
     "load_config",
     "parse_config",
     "preset_names",
+    "settings_of",
     "validate",
     "with_settings",
 ]

@@ -9,14 +9,14 @@ from flwr.app import Message
 from torch import Tensor
 
 from ...config import Config
-from ...data import Images, digest, load_images, load_rad, split_training_images
-from ...errors import ConfigError, ProtocolError
+from ...data import Images, load_images, load_rad, split_training_images
+from ...errors import ConfigError
 from ...methods import method_class
 from ...models import build_learner
 from ...runs import RunFolder, SiteKind, client_name, load_tensors
 from ..records import Header
 from .participant import Participant
-from .site import NodeConfig, RadShape, Setup, check_device
+from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of
 
 
 class SimulatedSite:
@@ -105,13 +105,7 @@ class SimulatedSite:
 
     @cached_property
     def rad(self) -> Tensor:
-        tensors, about = load_tensors(self.folder.path / "rad.safetensors")
-        if digest(tensors["pixels"]) != about["digest"]:
-            raise ProtocolError(
-                f"the RAD in '{self.folder.path}' does not match its digest {about['digest'][:12]}. "
-                "Start the run again."
-            )
-        return tensors["pixels"]
+        return load_rad_of(self.folder)
 
     def pool(self) -> Images:
         """Return the training images of all clients, which probes are trained on."""
