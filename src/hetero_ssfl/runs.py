@@ -29,7 +29,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -45,6 +45,7 @@ from .events import Event, from_lines, to_lines
 
 FORMAT = 3
 HISTORY = "history.json"
+FAULTS = "faults.log"
 READABLE = (2, 3)
 
 SiteKind = Literal["simulated", "python", "nodes"]
@@ -70,6 +71,16 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise RunError(f"cannot write '{path}': {error.strerror}. Free some disk space; nothing was lost.") from None
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: str, most: int = 2**20) -> None:
+    """Append to a log that is started anew when it has `most` bytes. A log that cannot be written is not an error."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > most:
+            path.replace(path.with_name(f"{path.name}.1"))
+        with path.open("a") as file:
+            file.write(f"{line}\n")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -126,6 +137,16 @@ def resume_command(path: Path) -> str:
         return elsewhere if folder.elsewhere else usual
     except RunError:  # the result is part of another message, so it must not fail
         return usual
+
+
+def change_command(path: Path, setting: str, value: float) -> str:
+    """Return the command that continues a run with another setting, for messages."""
+    command = resume_command(path)
+    if command.startswith("hetero-ssfl"):
+        return f"{command} --set {setting}={value:g}"
+    if command.startswith("federate"):
+        return f"federate(..., run_dir='{path}', settings={{'{setting}': {value:g}}}, more=True)"
+    return f"hetero-ssfl run --resume {shlex.quote(str(path))} --set {setting}={value:g}, then {command}"
 
 
 class RunFolder:

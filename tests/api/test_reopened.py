@@ -100,10 +100,12 @@ def test_a_missing_encoder_does_not_hide_the_others(
         assert torch.allclose(found, extract_features(mixed.encoder(name), rad), atol=1e-6)
         assert torch.equal(run.embed(rad, name)[name], extract_features(mixed.encoder(name), rad))
     assert run.table()["mutual_cka"].notna().tolist() == [True, False, True]
-    assert set(run.export(tmp_path / "out", "torch-export")) == {"client-000", "class"}
+    assert set(run.export(tmp_path / "out")) == {"client-000", "own", "class"}  # weights need no class
+    with pytest.raises(ConfigError, match="own's encoder was passed as an object"):
+        run.export(tmp_path / "own", "torch-export", "own")
     page = run.report(tmp_path / "report.html").read_text()
     assert "own is missing: encoder =" in page
-    assert "class AnyNet" in page
+    assert "class helpers.pieces:AnyNet" in page
 
 
 def test_new_data_are_tested_without_the_runs_own_data(mixed: Run, photographs: Path) -> None:

@@ -21,7 +21,8 @@ def write_photographs(folder: Path, count: int, seed: int = 0, classes: bool = T
 
 def photograph(rng: np.random.Generator, colour: tuple[int, int, int]) -> np.ndarray:
     height, width = (int(side) for side in rng.integers(40, 72, 2))
-    shade = np.linspace(*rng.uniform(30, 220, 2), height)[:, None, None]
+    first, last = rng.uniform(30, 220, 2)
+    shade = np.linspace(first, last, height)[:, None, None]
     picture = np.broadcast_to(shade, (height, width, 3)) + rng.normal(0, 8, (height, width, 3))
     top, left = int(rng.integers(0, height // 2)), int(rng.integers(0, width // 2))
     picture[top : top + height // 2, left : left + width // 2] = colour + rng.normal(0, 20, 3)

@@ -20,11 +20,21 @@ from typing import Any
 from torch import Generator, Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..config import Config, DataConfig, ModelConfig, flat, load_config, preset_names, validate, with_settings
+from ..config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    differences,
+    flat,
+    load_config,
+    preset_names,
+    validate,
+    with_settings,
+)
 from ..data import Data
 from ..errors import ConfigError
 from ..events import Listener
-from ..federation import default_folder, open_run
+from ..federation import continue_with, default_folder, open_run
 from ..federation.records import NAME
 from ..federation.sites.python import PythonSite
 from ..federation.sites.reading import GivenData, enough, read_clients, sources_of
@@ -82,6 +92,7 @@ def federate(
     loss: str | LocalLoss | None = None,
     settings: Mapping[str, Any] | None = None,
     config: str | Config | None = None,
+    more: bool = False,
     progress: bool | Listener = True,
 ) -> Run:
     """Train the clients together and return the finished run.
@@ -103,6 +114,8 @@ def federate(
             number of training samples of each client
         config: the config to start from: a preset's name (without its `[data]`), a TOML file, or a Config. `clients`
             and `rad` replace its sources, partition and models.
+        more: whether to continue the run in `run_dir`, finished or not, with other settings than it had: more `rounds`,
+            or after its loss diverged a lower `optim.lr`. It continues from its last finished round.
         progress: whether to show progress; or a function that is called with each event
     """
     given, names = Given(), _names(clients)
@@ -127,6 +140,8 @@ def federate(
         if run_dir is None and path.exists() and progress is True:
             Console(stderr=True).print(f"continuing the unfinished run in {path}", highlight=False, soft_wrap=True)
         site.folder = RunFolder(path)
+        if more:
+            continue_with(RunFolder.open(path), differences(RunFolder.open(path).config, final))
         folder = open_run(path, final, site)
         site.load_starting_weights(final)
         train_here(folder, site, progress)

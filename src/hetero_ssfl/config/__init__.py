@@ -1,6 +1,7 @@
 """The config of a run: its settings (schema.py) and how it is read (reading.py)."""
 
 from .reading import (
+    differences,
     evaluation_config,
     flat,
     load_config,
@@ -54,6 +55,7 @@ __all__ = [
     "TrackingConfig",
     "ViewsConfig",
     "as_model",
+    "differences",
     "evaluation_config",
     "flat",
     "load_config",

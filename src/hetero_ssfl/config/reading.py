@@ -69,6 +69,12 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     return validate(values, Config)
 
 
+def differences(before: Config, after: Config) -> dict[str, Any]:
+    """Return the settings that differ between two configs, with their values in the second."""
+    old, new = flat(before.model_dump(mode="json")), flat(after.model_dump(mode="json"))
+    return {key: new.get(key) for key in {**old, **new} if old.get(key) != new.get(key)}
+
+
 def evaluation_config(config: Config, settings: Mapping[str, Any]) -> Config:
     """Return a copy of the config with other settings of `[evaluation]`. Only these can change for a finished run."""
     odd = next((key for key in settings if not key.startswith("evaluation.")), None)

@@ -218,7 +218,8 @@ def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list
                 which = f"image {number}" + (f" ({Path(encoded).name})" if isinstance(encoded, str) else "")
                 raise DataError(
                     f"{which} of {what} {_reason(error)}. "
-                    "Repair or remove it, or set data.on_bad_image = 'skip' to skip such images."
+                    "Repair or remove it, or set data.on_bad_image = 'skip' to skip such images.",
+                    count=1,
                 ) from None
             bad[_reason(error)] += 1
             continue

@@ -11,6 +11,7 @@ The command line, Python and deployments follow the same policy for a run folder
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,14 +22,14 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from ..config import Config, flat
+from ..config import Config, differences, flat
 from ..consensus import mutual_cka
 from ..errors import ConfigError, HeteroSSFLError, RunError
 from ..evaluation import extract_features
 from ..events import Listener, Progressed
 from ..methods import method_for
 from ..plugins import check_trusted, is_missing, remember
-from ..runs import RunFolder, resume_command
+from ..runs import FAULTS, RunFolder, append_line, resume_command
 from .client.scoring import evaluate
 from .engines.forkserver import open_fork_server
 from .engines.workers import InlineGrid, WorkerGrid
@@ -127,9 +128,9 @@ def _what_differs(folder: RunFolder, config: Config, site: Site) -> str | None:
 
 def _difference(before: Config, now: Config) -> str | None:
     """Return the first setting that differs, with both values; None if all are equal."""
-    old, new = flat(before.model_dump(mode="json")), flat(now.model_dump(mode="json"))
-    key = next((key for key in {**old, **new} if old.get(key) != new.get(key)), None)
-    return key and f"settings ({key} is {old.get(key)} there and {new.get(key)} here)"
+    old, new = flat(before.model_dump(mode="json")), differences(before, now)
+    key = next(iter(new), None)
+    return key and f"settings ({key} is {old.get(key)} there and {new[key]} here)"
 
 
 # --- running the rounds ---
@@ -140,7 +141,16 @@ def serve(grid: Grid, run: RunFolder, site: Site, listen: Listener) -> None:
     config = run.config
     with run.lock(), torch_threads(config.engine.threads):
         if not run.finished:
-            Server(grid, run, config, reporting(run, tracking(run, listen)), site.may_be_away).run()
+            server = Server(grid, run, config, reporting(run, tracking(run, listen)), site.may_be_away)
+            try:
+                server.run()
+            except HeteroSSFLError:
+                raise
+            except (
+                Exception
+            ) as error:  # of a user's own method: the screen shows the traceback, and the folder keeps it
+                append_line(run.path / FAULTS, "".join(traceback.format_exception(error)))
+                raise
 
 
 def run_here(folder: RunFolder, site: Site, listen: Listener) -> RunFolder:
