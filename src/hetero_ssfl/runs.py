@@ -9,6 +9,7 @@
     shares/NAME/         contributions of each client that the server keeps, the two newest rounds
     clients/NAME/        each client's own state, the two newest rounds
     models/NAME/         at the end: encoder.safetensors and card.json
+    sources.json         names, sizes, times and digests of the data's files
     start/NAME           starting weights of an encoder that was passed from Python as a module
     history.json         if a run was continued with other settings: the earlier configs, and after which round
     faults.log           where the user's own code failed: the last frames of each error
@@ -46,6 +47,7 @@ from .events import Event, from_lines, to_lines
 FORMAT = 3
 HISTORY = "history.json"
 FAULTS = "faults.log"
+SOURCES = "sources.json"
 READABLE = (2, 3)
 
 SiteKind = Literal["simulated", "python", "nodes"]

@@ -17,8 +17,11 @@ from hetero_ssfl.events import Event, Warned
 class Failing(Net):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            raise ValueError("this encoder fails")  # line 21
+            raise ValueError("this encoder fails")
         return super().forward(x)
+
+
+LINE = Failing.forward.__code__.co_firstlineno + 2
 
 
 class NotANumber(Net):
@@ -50,9 +53,9 @@ def train(digits: Images, path: Path, encoders: list[Any], **more: Any) -> tuple
 
 def test_the_place_in_an_encoder_is_shown_once(digits: Images, tmp_path: Path) -> None:
     error, warnings = train(digits, tmp_path / "run", [Failing(), Failing()])
-    assert f"ValueError: this encoder fails ({__file__}, line 21, in forward)" in error
+    assert f"ValueError: this encoder fails ({__file__}, line {LINE}, in forward)" in error
     (shown,) = [text for text in warnings if "your code failed:" in text]
-    assert f'File "{__file__}", line 21, in forward\n    raise ValueError("this encoder fails")' in shown
+    assert f'File "{__file__}", line {LINE}, in forward\n    raise ValueError("this encoder fails")' in shown
     assert shown in (tmp_path / "run" / "faults.log").read_text()
     assert sum("client-001 failed: ValueError: this encoder fails" in text for text in warnings) == 1
 
@@ -76,7 +79,10 @@ def test_the_place_is_shown_when_the_encoder_fails_before_the_run(digits: Images
     ("parts", "sentence"),
     [
         ({"encoders": [NotANumber()]}, "the encoder of client-000 returned nan or inf for 12 of 12 samples in round 1"),
-        ({"encoders": [net()], "views": failing_views}, "the views of client-000 ('given:failing_views') have values"),
+        (
+            {"encoders": [net()], "views": failing_views},
+            "the views of client-000 ('test_own_faults:failing_views') have values",
+        ),
     ],
 )
 def test_a_nan_is_called_by_its_origin(digits: Images, tmp_path: Path, parts: dict[str, Any], sentence: str) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from helpers.rig import Rig
 from helpers.saved import lines
-from hetero_ssfl.errors import ConfigError, DataError, HeteroSSFLError, ProtocolError, RunError
+from hetero_ssfl.errors import ConfigError, DataError, ProtocolError, RunError
 from hetero_ssfl.federation.client.faults import full_text, public_text
+from hetero_ssfl.runs import write_json
 
 PATIENT = "patient-0417.png"
 
@@ -64,13 +65,11 @@ def test_each_kind_of_error_has_a_sentence(error: Exception, said: str, tmp_path
 
 
 def test_the_systems_reason_is_told_without_the_path(tmp_path: Path) -> None:
-    try:
-        try:
-            (tmp_path / "secret" / "file").write_text("x")
-        except OSError as cause:
-            raise RunError(f"cannot write '{tmp_path}': {cause.strerror}.") from None
-    except HeteroSSFLError as error:
-        assert "its own files: No such file or directory (fault" in public_text(error, None)
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError) as raised:
+        write_json(tmp_path / "file" / "secret.json", {})
+    assert "secret.json" in str(raised.value)
+    assert "its own files: File exists (fault" in public_text(raised.value, None)
 
 
 def test_on_one_machine_the_whole_text_is_told() -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .running import run_here as run_here
     from .running import site_for as site_for
     from .running import start as start
+    from .running import warn_of_changed_data as warn_of_changed_data
 
 _HOME = {
     "check_resumable": "running",
@@ -42,6 +43,7 @@ _HOME = {
     "run_here": "running",
     "site_for": "running",
     "start": "running",
+    "warn_of_changed_data": "running",
 }
 
 __all__ = [*_HOME]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ..config import Config, differences, flat
 from ..consensus import mutual_cka
-from ..errors import ConfigError, HeteroSSFLError, RunError
+from ..errors import ConfigError, DataError, HeteroSSFLError, RunError
 from ..evaluation import extract_features
 from ..events import Listener, Progressed
 from ..methods import method_for
@@ -40,6 +40,7 @@ from .server.tensorboard import check_tracking, tracking
 from .sites import NodeSite, SimulatedSite, Site, open_site
 from .sites.node import RadMissingError
 from .sites.participant import Participant
+from .sites.simulated import data_changes
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,16 @@ def check_resumable(folder: RunFolder) -> None:
         site = open_site(folder)
         site.node_configs(folder.config)
         open_run(folder.path, folder.config, site)
+
+
+def warn_of_changed_data(folder: RunFolder) -> None:
+    """Warn if the data of a run on this machine have changed since it began: its figures are those of the old data."""
+    try:
+        changed = data_changes(folder) if folder.site == "simulated" else None
+    except DataError:  # they are not here
+        changed = None
+    if changed:
+        log.warning("the data of '%s' have changed since it began (%s); its figures are older", folder.path, changed)
 
 
 def open_run(path: Path, config: Config, site: Site) -> RunFolder:

@@ -1,7 +1,7 @@
 """Load a run's encoders and compute their features of the RAD for a report."""
 
 from ..evaluation import extract_features
-from ..federation import encoders_of
+from ..federation import encoders_of, warn_of_changed_data
 from ..federation.sites import open_site
 from ..report.rad_features import MOST_CLIENTS, RadFeatures, left_out, rad_of, shown_rows
 from ..report.reported_run import without_folders
@@ -11,6 +11,8 @@ from ..runs import RunFolder
 def read_rad_features(folder: RunFolder, trained: bool) -> RadFeatures:
     """Return the features of the trained or untrained encoders. Raises HeteroSSFLError if none is available."""
     site = open_site(folder)
+    if trained:
+        warn_of_changed_data(folder)
     count = len(site.names(folder.config))
     built = encoders_of(folder, site, trained, range(min(count, MOST_CLIENTS))).require()
     assert built.rad is not None

@@ -187,6 +187,13 @@ class ReopenedPythonSite(PythonSite):
         config, taken = self.folder.config, sources["rad_taken"]
         models = [config.model_of(k) for k in range(len(sources["clients"]))]
         prepared, _ = read_clients(given_again(sources), models, self.rad if taken is None else taken, config)
+        for client in prepared:
+            changed = _difference(client.name, self._facts["given"][client.name], fingerprint(client))
+            if changed:
+                raise DataError(
+                    f"the {changed.replace(' there', ' then').replace(' here', ' now')} have changed since the run in "
+                    f"'{self.folder.path}' began. Restore them, or start a new run; evaluate(data) tests on other data."
+                )
         return tuple(prepared)
 
     @cached_property

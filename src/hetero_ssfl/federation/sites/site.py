@@ -11,9 +11,9 @@ from flwr.app import Message
 from torch import Tensor
 
 from ...config import Config
-from ...data import digest
+from ...data import Snapshot, digest
 from ...errors import ConfigError, ProtocolError
-from ...runs import RunFolder, SiteKind, load_tensors, save_tensors
+from ...runs import SOURCES, RunFolder, SiteKind, load_tensors, save_tensors
 from ..records import Header
 from .participant import Participant
 
@@ -35,11 +35,15 @@ class Setup:
     """The rows of each client, of the validation set and of the RAD, if this machine splits one data set."""
     tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     """Other tensors to keep with the run, by the names of their files."""
+    files: Snapshot | None = None
+    """The files of the data, if this machine splits one data set of files."""
 
     def write(self, folder: RunFolder, kind: SiteKind) -> None:
         """Write them with the facts that every run has: its kind of site, its name, and the digest of its RAD."""
         if self.split is not None:
             save_tensors(folder.path / "split.safetensors", self.split)
+        if self.files is not None:
+            folder.write_json(SOURCES, {"data": self.files})
         for name, tensors in self.tensors.items():
             save_tensors(folder.path / f"{name}.safetensors", tensors)
         common = {"site": kind, "federation": uuid.uuid4().hex, "rad_digest": digest(self.rad)}
