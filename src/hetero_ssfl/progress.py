@@ -128,6 +128,13 @@ class RunView:
             self.bar.update(self.rounds, completed=max(0, event.round), note="  ".join(parts[1:]))
         else:
             self._say(f"{self.title}: {text}  ({event.seconds:.1f} s)")
+        self._estimate(event)
+
+    def _estimate(self, event: RoundDone) -> None:
+        """Say after the first round how long the others will take, if that is long."""
+        left = (self.total - event.round) * event.seconds / 60
+        if event.round == 1 and left > 2:
+            self._say(f"{self.title}: about {left:.0f} minutes for the other {self.total - 1} rounds")
 
     def _on_evaluation(self, event: Evaluated) -> None:
         if event.split == "validation" and event.mean and not self.live:

@@ -22,6 +22,7 @@ Every file is written under a temporary name and then renamed; only events.jsonl
 line is ignored. Tensors are safetensors, all other files are JSON or TOML: nothing is ever unpickled.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -70,9 +71,12 @@ def write_atomically(path: Path, content: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        raise RunError(f"cannot write '{path}': {error.strerror}. Free some disk space; nothing was lost.") from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "Free some disk space; nothing was lost" if full else "Choose a place where you may write"
+        raise RunError(f"cannot write '{path}': {error.strerror}. {remedy}.") from None
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
 
 
 def append_line(path: Path, line: str, most: int = 2**20) -> None:
