@@ -3,10 +3,9 @@
 import io
 import time
 
-from rich.console import Console
-
 from hetero_ssfl.events import Evaluating, Progressed, RoundBegun, Started
 from hetero_ssfl.progress import RunView
+from hetero_ssfl.screen import Console
 
 
 def test_a_line_is_printed_when_nothing_was_printed_for_long() -> None:
