@@ -1,6 +1,7 @@
 """The first hour of a new user with folders of colour photographs: every step is one that README.md names.
 
-It takes four processes, because that is what it is about: two are killed, one continues, and one is new.
+It takes three processes, because that is what it is about: two are killed, and one continues. This one is the new
+process in which the user opens the runs later. Together they take 20 seconds of processor time, mostly for imports.
 """
 
 import json
@@ -13,24 +14,11 @@ import pytest
 
 from helpers.blocks import ROOT, blocks_of
 from helpers.photographs import write_photographs
-from hetero_ssfl import RunFolder
+from hetero_ssfl import Run, RunFolder
+from hetero_ssfl.errors import RunError
 
 Call = Callable[..., tuple[int, str, str]]
 COMMAND = [sys.executable, "-c", "from hetero_ssfl.cli import main; main()"]
-LATER = """
-from hetero_ssfl import Run
-
-run = Run.open("runs/run-hetero-ssfl-seed0")
-print(run.table())
-print("features", run.embed("images")["client-000"].shape)
-print("accuracy", run.evaluate("new-images").loc["client-000", "linear"])
-run.report("report.html")
-print("files", list(run.export("exported", client=0)))
-try:
-    run.encoder(1)
-except Exception as error:
-    print("missing", error)
-"""
 
 
 @pytest.fixture
@@ -68,11 +56,15 @@ def test_in_python(place: Path) -> None:
     assert "continuing after round 1 of 3" in again
     assert "round 2/3" in again
     assert "mutual_cka" in again  # the table shows all of its columns
-    later = output(sys.executable, "-c", LATER)
-    assert "features torch.Size([100, 128])" in later
-    assert "files ['client-000']" in later
-    assert "missing encoder = 'given:small' is a Python object" in later
-    assert "client-001 is missing" in (place / "report.html").read_text()
+    run = Run.open("runs/run-hetero-ssfl-seed0")  # this is another process than that of the script
+    assert run.embed("images")["client-000"].shape == (100, 128)
+    assert 0 <= run.evaluate("new-images").loc["client-000", "linear"] <= 100
+    assert set(run.export("exported")) == {"client-000", "client-001"}
+    with pytest.raises(RunError, match="'given:small' is a Python object that does not exist in this process"):
+        run.encoder(1)
+    assert "client-001 is missing" in run.report("report.html").read_text()
+    with pytest.raises(RunError, match=r"the encoder of client-001 \('small'\)\. Call there: federate\("):
+        run.more(rounds=4)
 
 
 def test_on_the_command_line(place: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
