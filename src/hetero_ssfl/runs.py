@@ -204,10 +204,11 @@ class RunFolder:
         return parse_config((self.path / "config.toml").read_text(), origin=str(self.path / "config.toml"))
 
     @property
-    def earlier_configs(self) -> list[Config]:
-        """The configs that the run had before it was continued with other settings, the first one first."""
-        earlier = self.read_json(HISTORY)["earlier"] if (self.path / HISTORY).exists() else []
-        return [parse_config(entry["config"], origin=str(self.path / HISTORY)) for entry in earlier]
+    def earlier(self) -> list[tuple[int, Config]]:
+        """The configs that the run had before it continued with other settings, and after which round it did."""
+        entries = self.read_json(HISTORY)["earlier"] if (self.path / HISTORY).exists() else []
+        origin = str(self.path / HISTORY)
+        return [(int(entry["after_round"]), parse_config(entry["config"], origin=origin)) for entry in entries]
 
     @property
     def exists(self) -> bool:

@@ -134,7 +134,9 @@ def _what_differs(folder: RunFolder, config: Config, site: Site) -> str | None:
     if folder.site != site.kind:
         return "participants"
     changed = site.difference(folder)
-    return changed or (None if config in folder.earlier_configs else _difference(folder.config, config))
+    return changed or (
+        None if config in [before for _, before in folder.earlier] else _difference(folder.config, config)
+    )
 
 
 def _difference(before: Config, now: Config) -> str | None:
