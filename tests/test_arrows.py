@@ -47,7 +47,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     RUNNING: BASE | {"consensus", "evaluation", "events", "methods", "runs", RECORDS, SITES, CLIENT, SERVER, ENGINES},
     "federation.superlink": {"config", "errors", "events", "federation.logs", SITES, RUNNING},
     "federation.strategy": {"config", "errors", "methods", RECORDS},
-    "federation": {RUNNING},
+    "federation.continuing": BASE | {"methods", "runs"},
+    "federation": {RUNNING, "federation.continuing"},
     # User interfaces.
     "report": BASE | {"consensus", "evaluation", "events", "methods", "runs", "theory_words"},  # no encoders
     "use": BASE | {"data", "models", "evaluation", "events", "federation", SITES, "report", "runs"},
@@ -55,7 +56,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "doctor": set(),
     "deploy": BASE | {"events", "progress"},
     "api": BASE
-    | {"data", "events", "federation", RECORDS, SITES, "methods", "objectives", "progress", "report", "runs"},
+    | {"data", "events", "federation", RECORDS, RUNNING, SITES, "methods", "objectives", "progress", "report"}
+    | {"runs", "use"},  # Run.embed, .export and .report are the commands' functions
     "describe": {"config", "data", "runs", SITES},
     "demo": BASE | {"federation", SITES, "report", "progress"},
     "paper": BASE | {"events", "federation", "report", "progress", "runs"},

@@ -25,6 +25,10 @@ def describe_data(source: str, overrides: list[str]) -> dict[str, Any]:
         "labels": train.labels is not None,
         "skipped": train.skipped + test.skipped,
     }
+    apart = config.data.validation if train.labels is not None else 0
+    rad = 0 if config.rad.source else config.rad.size
+    count = min(len(train), config.data.limit or len(train))
+    facts["kept_by_a_run"] = {"validation": apart, "rad": rad, "clients": max(0, count - apart - rad)}
     if train.labels is not None and not has_clients:
         facts["images_per_class"] = train.labels.bincount().tolist()
     elif train.labels is not None:

@@ -16,9 +16,18 @@ class ConfigError(HeteroSSFLError):
 class DataError(HeteroSSFLError):
     """Images or labels are missing, corrupt or inconsistent."""
 
+    def __init__(self, message: str, count: int | None = None) -> None:
+        super().__init__(message)
+        self.count = count
+        """The number of bad images that were found."""
+
 
 class ProtocolError(HeteroSSFLError):
     """A message between server and client violates the protocol."""
+
+
+class DivergedError(HeteroSSFLError, FloatingPointError):
+    """Training gave a loss or features that are not finite."""
 
 
 class RunError(HeteroSSFLError):

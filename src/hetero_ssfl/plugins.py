@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -57,6 +58,17 @@ class Given:
             _at_hand.reset(token)
 
 
+def is_at_hand(spec: str) -> bool:
+    """Return whether the spec names an object that was passed to the current run in this process."""
+    module, _, name = spec.partition(":")
+    return module == GIVEN and name in _at_hand.get()
+
+
+def is_missing(spec: str) -> bool:
+    """Return whether the spec names an object that does not exist in this process."""
+    return spec.startswith(f"{GIVEN}:") and not is_at_hand(spec)
+
+
 def find(spec: str, what: str) -> Any:
     """Return the callable with this name. `what` is the setting that contains the name."""
     module, _, name = spec.partition(":")
@@ -78,6 +90,27 @@ def load_module(module: str, remedy: str) -> Any:
         return importlib.import_module(module)
     except Exception as error:  # a user's module may raise any exception
         raise ConfigError(f"cannot import {module} ({error}). Remedy: {remedy}.") from None
+
+
+# --- where the user's code failed ---
+
+LIBRARIES = (str(Path(__file__).parent) + os.sep, f"{os.sep}site-packages{os.sep}torch{os.sep}", "<frozen ")
+
+
+def own_frames(error: BaseException, most: int = 4) -> list[traceback.FrameSummary]:
+    """Return the last frames of an error outside of this package and torch; if there are none, its last frames."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    return ([frame for frame in frames if _is_users(frame)] or frames)[-most:]
+
+
+def place(error: BaseException) -> str:
+    """Return ` (file, line, function)` in which the user's code failed; an empty text if it was not the user's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+
+
+def _is_users(frame: traceback.FrameSummary) -> bool:
+    return not any(library in frame.filename for library in LIBRARIES)
 
 
 # --- names found in a folder ---

@@ -1,7 +1,10 @@
 """Live view of a run on a terminal: rounds, training clients, losses, alignment, time left.
 
-Without a terminal (a log file, CI) it prints one plain line per finished round.
+Without a terminal (a log file, CI) it prints one plain line per finished round, and at least one every 30 seconds.
 """
+
+import threading
+import time
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -9,12 +12,19 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from .events import Evaluated, Evaluating, Event, Progressed, RoundBegun, RoundDone, Started, Warned
 from .screen import Console
 
+LONGEST_SILENCE = 30.0  # seconds without a line, where there is no terminal
+
 
 class RunView:
     """Listens to a run's events. Use as a context manager around the run."""
 
-    def __init__(self, console: Console, title: str, quiet: bool = False) -> None:
+    def __init__(
+        self, console: Console, title: str, quiet: bool = False, longest_silence: float = LONGEST_SILENCE
+    ) -> None:
         self.console, self.title, self.quiet = console, escape(title), quiet
+        self.longest_silence, self.last_line, self.doing = longest_silence, time.monotonic(), "starting"
+        self.ended = threading.Event()
+        self.watch = threading.Thread(target=self._break_silence, daemon=True)
         self.live = console.is_terminal and not quiet
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -33,9 +43,14 @@ class RunView:
 
     def __enter__(self) -> "RunView":
         self.bar.start()
+        if not self.live and not self.quiet:
+            self.watch.start()  # a slow step or probe sends no events
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        if self.watch.is_alive():
+            self.watch.join()
         self.bar.stop()
 
     def __call__(self, event: Event) -> None:
@@ -58,6 +73,20 @@ class RunView:
     def _say(self, text: str) -> None:
         if not self.quiet:
             self.bar.console.print(text, highlight=False, soft_wrap=True)
+            self.last_line = time.monotonic()
+
+    def _break_silence(self) -> None:
+        while not self.ended.wait(max(0.0, self.last_line + self.longest_silence - time.monotonic())):
+            if time.monotonic() - self.last_line >= self.longest_silence:
+                self._say(f"{self.title}: {self.still()}")
+
+    def still(self) -> str:
+        """Describe what the run is doing now."""
+        done = self.done.copy()  # the run's own thread may change it
+        if self.doing != "training" or not done:
+            return f"still {self.doing}"
+        clients = "  ".join(f"{name} {fraction:.0%}" for name, fraction in list(done.items())[:8])
+        return f"still in round {self.round}/{self.total}: {clients}"
 
     def _on_start(self, event: Started) -> None:
         self.total = event.rounds
@@ -66,7 +95,7 @@ class RunView:
             self._say(f"{self.title}: continuing after round {event.round} of {self.total}")
 
     def _on_begin(self, event: RoundBegun) -> None:
-        self.round, self.selected, self.done = event.round, len(event.clients), {}
+        self.round, self.selected, self.done, self.doing = event.round, len(event.clients), {}, "training"
         self._clear_clients()
 
     def _on_progress(self, event: Progressed) -> None:
@@ -80,8 +109,9 @@ class RunView:
 
     def _on_evaluating(self, event: Evaluating) -> None:
         self._clear_clients()
+        self.doing = f"probing on {event.split} images"
         if self.rounds is not None:
-            self.bar.update(self.rounds, note=f"probing on {event.split} images")
+            self.bar.update(self.rounds, note=self.doing)
 
     def _on_round(self, event: RoundDone) -> None:
         parts = [f"round {event.round}/{self.total}"]
@@ -98,6 +128,13 @@ class RunView:
             self.bar.update(self.rounds, completed=max(0, event.round), note="  ".join(parts[1:]))
         else:
             self._say(f"{self.title}: {text}  ({event.seconds:.1f} s)")
+        self._estimate(event)
+
+    def _estimate(self, event: RoundDone) -> None:
+        """Say after the first round how long the others will take, if that is long."""
+        left = (self.total - event.round) * event.seconds / 60
+        if event.round == 1 and left > 2:
+            self._say(f"{self.title}: about {left:.0f} minutes for the other {self.total - 1} rounds")
 
     def _on_evaluation(self, event: Evaluated) -> None:
         if event.split == "validation" and event.mean and not self.live:

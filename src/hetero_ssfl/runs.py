@@ -9,6 +9,10 @@
     shares/NAME/         contributions of each client that the server keeps, the two newest rounds
     clients/NAME/        each client's own state, the two newest rounds
     models/NAME/         at the end: encoder.safetensors and card.json
+    sources.json         names, sizes, times and digests of the data's files
+    start/NAME           starting weights of an encoder that was passed from Python as a module
+    history.json         if a run was continued with other settings: the earlier configs, and after which round
+    faults.log           where the user's own code failed: the last frames of each error
     events.jsonl         one line per client and round, and one per finished round
     results.json         at the end: accuracies on the test images
     status.json          what the run is doing now
@@ -18,6 +22,7 @@ Every file is written under a temporary name and then renamed; only events.jsonl
 line is ignored. Tensors are safetensors, all other files are JSON or TOML: nothing is ever unpickled.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -26,7 +31,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -41,6 +46,9 @@ from .errors import HeteroSSFLError, ProtocolError, RunError
 from .events import Event, from_lines, to_lines
 
 FORMAT = 3
+HISTORY = "history.json"
+FAULTS = "faults.log"
+SOURCES = "sources.json"
 READABLE = (2, 3)
 
 SiteKind = Literal["simulated", "python", "nodes"]
@@ -63,9 +71,22 @@ def write_atomically(path: Path, content: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        raise RunError(f"cannot write '{path}': {error.strerror}. Free some disk space; nothing was lost.") from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "Free some disk space; nothing was lost" if full else "Choose a place where you may write"
+        raise RunError(f"cannot write '{path}': {error.strerror}. {remedy}.") from None
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: str, most: int = 2**20) -> None:
+    """Append to a log that is started anew when it has `most` bytes. A log that cannot be written is not an error."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > most:
+            path.replace(path.with_name(f"{path.name}.1"))
+        with path.open("a") as file:
+            file.write(f"{line}\n")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -124,6 +145,16 @@ def resume_command(path: Path) -> str:
         return usual
 
 
+def change_command(path: Path, setting: str, value: float) -> str:
+    """Return the command that continues a run with another setting, for messages."""
+    command = resume_command(path)
+    if command.startswith("hetero-ssfl"):
+        return f"{command} --set {setting}={value:g}"
+    if command.startswith("federate"):
+        return f"federate(..., run_dir='{path}', settings={{'{setting}': {value:g}}}, more=True)"
+    return f"hetero-ssfl run --resume {shlex.quote(str(path))} --set {setting}={value:g}, then {command}"
+
+
 class RunFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -160,8 +191,24 @@ class RunFolder:
             yield
 
     @property
+    def busy(self) -> bool:
+        """Whether a process is training in the folder."""
+        try:
+            with self.lock():
+                return False
+        except RunError:
+            return True
+
+    @property
     def config(self) -> Config:
         return parse_config((self.path / "config.toml").read_text(), origin=str(self.path / "config.toml"))
+
+    @property
+    def earlier(self) -> list[tuple[int, Config]]:
+        """The configs that the run had before it continued with other settings, and after which round it did."""
+        entries = self.read_json(HISTORY)["earlier"] if (self.path / HISTORY).exists() else []
+        origin = str(self.path / HISTORY)
+        return [(int(entry["after_round"]), parse_config(entry["config"], origin=origin)) for entry in entries]
 
     @property
     def exists(self) -> bool:

@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 from .config import Config
 from .consensus import effective_rank
 from .data import random_view, take, to_input
+from .errors import DivergedError
 from .models import Learner
 from .objectives import feature_spread, local_loss
 from .optimisers import build_optimiser
@@ -25,6 +26,7 @@ Objective = Callable[["TrainingClient", Tensor, Tensor | None, Generator], tuple
 Progress = Callable[[float, float], None]
 """Called with the completed fraction of the round and the loss: each step on a CPU, less often on an accelerator."""
 
+LARGEST_SANE_WEIGHT = 1e3  # beyond it, a network's output overflows because training diverged
 STEPS_BETWEEN_READS = 50  # on an accelerator, where reading the loss waits for all queued work
 
 
@@ -90,6 +92,8 @@ def train(
                 with mixed_precision(config, device):
                     loss, projection = objective(client, take(pixels, rows, device), labels, rng)
                     term = no_term if regulariser is None else regulariser(learner, rng_regulariser, step)
+                if on_cpu and not math.isfinite(float(loss.detach() + term.detach())):
+                    raise not_finite(client, round_number, take(pixels, rows, device))
                 optimiser.zero_grad(set_to_none=True)
                 scaler.scale(loss + term).backward()
                 if config.optim.clip_norm:
@@ -105,13 +109,43 @@ def train(
     optimiser.zero_grad(set_to_none=True)  # free the gradients: a waiting client does not need them
     ssl, term_mean, spread = (sums / (steps * config.local_epochs)).cpu().tolist()
     if not math.isfinite(ssl + term_mean):
-        raise FloatingPointError(
-            f"the loss of {client.name} is {ssl + term_mean} in round {round_number}; "
-            "lower optim.lr or set optim.clip_norm"
-        )
+        raise not_finite(client, round_number, take(pixels, rows, device))
     client.round = round_number
     rank = effective_rank(projection.detach().cpu())
     return {"loss_ssl": ssl, "loss_alignment": term_mean, "spread": spread, "batch_rank": rank}
+
+
+@torch.no_grad()
+def not_finite(client: TrainingClient, round_number: int, pixels: Tensor) -> DivergedError:
+    """Return the reason for a loss that is not a number: the user's views, encoder or loss, or too large steps."""
+    learner, config = client.learner, client.config
+    sizes = [parameter.abs().max() for parameter in learner.parameters() if parameter.numel()]
+    if float(torch.stack(sizes).max()) < LARGEST_SANE_WEIGHT:  # false for nan
+        view = random_view(pixels, config.views, rng_for(config.seed, "why not finite"))
+        if not bool(view.isfinite().all()):
+            return DivergedError(
+                f"the views of {client.name} ('{config.views.function}') have values that are not finite in round "
+                f"{round_number}, for finite samples. Return finite views."
+            )
+        features = learner.encoder(view)
+        if not bool(features.isfinite().all()):
+            return _bad_encoder(client, round_number, features)
+        if ":" in config.ssl.kind or ":" in config.alignment.kernel:
+            return DivergedError(
+                f"the loss of {client.name} is not finite in round {round_number}, for finite features of its encoder. "
+                f"Check the loss '{config.ssl.kind}' and the kernel '{config.alignment.kernel}'."
+            )
+    return DivergedError(
+        f"the loss of {client.name} diverged in round {round_number}; lower optim.lr or set optim.clip_norm."
+    )
+
+
+def _bad_encoder(client: TrainingClient, round_number: int, features: Tensor) -> DivergedError:
+    bad = int((~features.isfinite()).flatten(1).any(1).sum())
+    return DivergedError(
+        f"the encoder of {client.name} returned nan or inf for {bad} of {len(features)} samples in round "
+        f"{round_number}, for finite weights. Check its forward for divisions by 0, logarithms and square roots."
+    )
 
 
 def mixed_precision(config: Config, device: torch.device) -> AbstractContextManager[object]:
@@ -146,4 +180,7 @@ def rad_representations(client: TrainingClient, batch: int = 512) -> Tensor:
     layer = client.config.alignment.layer
     parts = [client.learner.represent(to_input(rows.to(client.device)), layer) for rows in client.rad.split(batch)]
     client.learner.train()
-    return torch.cat(parts).float().cpu()
+    found = torch.cat(parts).float().cpu()
+    if not bool(found.isfinite().all()):
+        raise _bad_encoder(client, client.round, found)
+    return found

@@ -155,8 +155,9 @@ def test_a_finished_run_is_returned_at_once(run: Run, clients: list[Client], dig
     [
         ({"settings": {"alignment.mu": 1}}, "settings"),
         ({"rad": np.s_[601:651]}, "RAD data"),
-        ({"encoder": net(width=25)}, "data or encoder of own-net"),
-        ({"data": lambda pixels: 255 - pixels}, "data or encoder of own-net"),
+        ({"encoder": net(width=25)}, r"encoder of own-net \(Net-\w{8} there and Net-\w{8} here\)"),
+        ({"data": lambda pixels: 255 - pixels}, r"data of own-net \(other contents\)"),
+        ({"data": lambda pixels: pixels[:199]}, r"data of own-net \(140 training samples there and 139 here\)"),
         ({"name": "other"}, "clients"),
     ],
 )
@@ -167,7 +168,7 @@ def test_a_folder_with_another_run_is_refused(
     data = change.get("data", lambda pixels: pixels)(digits.pixels[:200])
     rad = digits.pixels[change.get("rad", np.s_[600:650])]
     encoder = change.get("encoder", clients[0].encoder)
-    first = Client(data, encoder, change.get("name", "own-net"), labels=digits.labels[:200])
+    first = Client(data, encoder, change.get("name", "own-net"), labels=digits.labels[: len(data)])
     settings = {**SETTINGS, **change.get("settings", {})}
     with pytest.raises(RunError, match=rf"holds a run with different {what}.*or choose another run folder"):
         federate([first, *clients[1:]], rad, config="smoke", settings=settings, run_dir=run.path, progress=False)

@@ -7,11 +7,11 @@ import torch
 
 from helpers.pieces import net
 from hetero_ssfl import Client, load_config
-from hetero_ssfl.api.federated import _names, _read
+from hetero_ssfl.api.federated import _names
 from hetero_ssfl.config import Config, ModelConfig
 from hetero_ssfl.data import Images
 from hetero_ssfl.errors import DataError
-from hetero_ssfl.federation.sites.python import PreparedClient
+from hetero_ssfl.federation.sites.reading import GivenData, PreparedClient, read_clients
 
 RAD = slice(600, 620)
 
@@ -19,7 +19,8 @@ RAD = slice(600, 620)
 def members(clients: Sequence[Client], rad: object, config: Config | None = None) -> list[PreparedClient]:
     """Prepare clients as a run does, without training."""
     config = config or Config(data={"validation": 0})  # type: ignore[arg-type]
-    return _read(clients, _names(clients), [ModelConfig(encoder="resnet8")] * len(clients), rad, config)[0]
+    data = [GivenData(name, c.data, c.labels, c.test) for name, c in zip(_names(clients), clients, strict=True)]
+    return read_clients(data, [ModelConfig(encoder="resnet8")] * len(clients), rad, config)[0]
 
 
 def test_training_data_of_one_client_are_never_test_data_of_another(digits: Images) -> None:

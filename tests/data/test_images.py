@@ -254,8 +254,33 @@ def test_a_warning_comes_before_the_hub_is_asked(tmp_path, monkeypatch, caplog):
     assert "no file or folder 'images/a' here: asking the hub" in heard[0]
 
 
-def test_labels_that_are_words_are_refused(tmp_path):
-    assert "label" in refusal(parquet(tmp_path / "set", labels=["a", "b", "c"] * 2))
+def test_labels_that_are_words_are_classes(tmp_path):
+    source = parquet(tmp_path / "set", labels=["b", "c", "b"] * 2)
+    table(labels=["c", "a", "c"] * 2).to_parquet(source / "test-00000-of-00001.parquet")
+    train, test = load(source), load(source, "test")
+    assert train.labels is not None
+    assert test.labels is not None
+    assert train.classes == test.classes == ("a", "b", "c")  # the splits agree on the numbers
+    assert [train.labels.tolist()[:3], test.labels.tolist()[:3]] == [[1, 2, 1], [2, 0, 2]]
+
+
+def test_words_for_only_some_images_are_refused(tmp_path):
+    assert "label" in refusal(parquet(tmp_path / "set", labels=["a", "b", None] * 2))
+
+
+def test_labels_can_be_ignored(tmp_path):
+    source = parquet(tmp_path / "set", labels=["a", "b", None] * 2)
+    assert load(source, label_column="none").labels is None
+
+
+def test_a_table_of_raw_bytes_is_read(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"image": [png(k) for k in range(4)]}), tmp_path / "raw.parquet")
+    images = load(tmp_path / "raw.parquet")
+    assert len(images) == 4
+    assert images.labels is None
 
 
 def test_labels_for_only_some_images_are_refused(tmp_path):

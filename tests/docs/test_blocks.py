@@ -101,7 +101,7 @@ def settled(arguments: list[str]) -> bool:
     """Tell whether to skip `run`: its folder exists, or it would take long; then only its settings are checked."""
     if "--run-dir" in arguments and Path(arguments[arguments.index("--run-dir") + 1]).exists():
         return True
-    if arguments[0] == "smoke" and "--engine" not in arguments:
+    if arguments[0] == "--resume" or (arguments[0] == "smoke" and "--engine" not in arguments):
         return False
     overrides = [arguments[place + 1] for place, word in enumerate(arguments) if word == "--set"]
     if not arguments[0].endswith(".toml"):

@@ -299,7 +299,7 @@ def test_a_node_with_missing_images_reports_it_and_the_others_continue(rig: Rig)
     rig.at["begin", 1] = lambda: shutil.rmtree(rig.root / "node-2" / "images")
     rig.run()
     assert rig.excluded() == [(1, "node-2"), (2, "node-2")]
-    assert "no data at" in next(e["excluded"] for e in lines(rig.folder) if "excluded" in e)
+    assert "data: its images cannot be used" in next(e["excluded"] for e in lines(rig.folder) if "excluded" in e)
     assert rig.folder.read_json("results.json")["absent"] == ["node-2"]
 
 

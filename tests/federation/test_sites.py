@@ -79,8 +79,10 @@ def test_error_for_objects_of_another_process_names_the_remedy(tmp_path: Path) -
     site = open_site(folder)
     assert isinstance(site, ReopenedPythonSite)
     assert list(site.model_folders(folder)) == ["zeta", "alpha"]
-    with pytest.raises(RunError, match=r"do not exist in this process\. Call federate\(\.\.\.\) again"):
-        list(participants(folder, site, folder.config))
+    zeta, _ = participants(folder, site, folder.config)
+    zeta.encoder(trained=True)  # it has a name, its data do not
+    with pytest.raises(RunError, match=r"the data of zeta and the data of alpha\. Call there: federate\("):
+        _ = zeta.images
 
 
 @pytest.mark.parametrize("make", [simulated, of_nodes])

@@ -71,6 +71,12 @@ def test_by_default_all_clients_answer_random_queries_on_the_rad(run: Path, tmp_
     assert Page(tmp_path / "other.html").headings != page.headings
 
 
+def test_several_clients_can_be_chosen(run: Path, tmp_path: Path, call: Call) -> None:
+    chosen = ["--client", "2", "--client", "client-000", "--query", "5"]
+    assert call("neighbours", run, *chosen, "-o", tmp_path / "a.html")[0] == 0
+    assert [name.partition(",")[0] for name in Page(tmp_path / "a.html").headings[1:]] == ["client-002", "client-000"]
+
+
 def test_the_pictures_are_the_nearest_by_the_encoders_features(run: Path, tmp_path: Path, call: Call) -> None:
     assert call("neighbours", run, "--client", "2", "--query", "5", "-k", "3", "-o", tmp_path / "a.html")[0] == 0
     page = Page(tmp_path / "a.html")

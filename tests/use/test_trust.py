@@ -117,7 +117,7 @@ def test_a_run_from_another_machine_runs_no_code(
     config = tmp_path / "run" / "config.toml"
     assert old in config.read_text()
     config.write_text(config.read_text().replace(old, new.format(trace=trace)))
-    assert "The encoders of run cannot be loaded here" in render([tmp_path / "run"], read_rad_features)
+    assert "is code that you have not trained with" in render([tmp_path / "run"], read_rad_features)
     code, _, said = call("evaluate", tmp_path / "run")
     assert code == 2
     assert "If you trust it, set HETERO_SSFL_TRUST=" in said

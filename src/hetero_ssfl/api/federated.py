@@ -12,41 +12,38 @@ processes are forked from this one; elsewhere, and with a GPU, clients train one
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Generator, Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..config import Config, DataConfig, ModelConfig, flat, load_config, preset_names, validate, with_settings
-from ..data import (
-    Data,
-    Images,
-    agree_on_classes,
-    balanced_order,
-    digest,
-    read_rad,
-    read_with_test,
-    same_source,
-    without_trained,
+from ..config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    differences,
+    flat,
+    load_config,
+    preset_names,
+    validate,
+    with_settings,
 )
+from ..data import Data
 from ..errors import ConfigError
 from ..events import Listener
-from ..federation import new_folder, open_run, run_here
+from ..federation import continue_with, default_folder, open_run
 from ..federation.records import NAME
-from ..federation.sites.python import PreparedClient, PythonSite
+from ..federation.sites.python import PythonSite
+from ..federation.sites.reading import GivenData, enough, read_clients, sources_of
 from ..methods import Method
 from ..objectives import LocalLoss
 from ..plugins import GIVEN, Given
-from ..progress import RunView
 from ..runs import RunFolder, client_name
 from ..screen import Console
-from ..seeding import rng_for
-from .run import Run
+from .run import Run, train_here
 
 View = Callable[[Tensor, Generator], Tensor]
 """Returns one random view of each sample of a batch. Images are in [0, 1], other data are passed unchanged."""
@@ -61,8 +58,10 @@ class Client:
     Args:
         data: a folder of images, a data-set id, or parquet; an array or tensor (uint8: images, with channels first,
             last or none; other types are passed to the network unchanged); or a torch Dataset of x or (x, y)
-        encoder: an nn.Module, which is copied and keeps its weights as the starting point; a class or function that
-            returns one; or a name: `resnet18(width=32)`, `timm:NAME`, `package.module:callable`
+        encoder: an nn.Module, which is copied and keeps its weights as the starting point (they are saved with the
+            run, so that the same script continues it although its random weights differ); a class or function that
+            returns one, and gets `in_channels` and `side` if it has such arguments; or a name: `resnet18(width=32)`,
+            `timm:NAME`, `package.module:callable`
         name: its name in tables and folders; by default client-000, client-001, ...
         labels: one per sample, a number or a string. They are used only for probes, not by self-supervised losses.
         test: the data to probe on: as `data`, or (data, labels). By default the source's own test split or, if there
@@ -93,6 +92,7 @@ def federate(
     loss: str | LocalLoss | None = None,
     settings: Mapping[str, Any] | None = None,
     config: str | Config | None = None,
+    more: bool = False,
     progress: bool | Listener = True,
 ) -> Run:
     """Train the clients together and return the finished run.
@@ -103,8 +103,9 @@ def federate(
             to take from the clients' own data, evenly: no client then trains its own loss on these samples
         method: a name (by default the config's, `hetero-ssfl`), `package.module:Class`, or a subclass of Method
         rounds: as in a config
-        run_dir: the run folder; by default a new folder below `runs`. If federate is called again with the same
-            arguments, it continues after the last finished round, or returns the finished run at once.
+        run_dir: the run folder; by default a folder below `runs`. If federate is called again with the same arguments,
+            it continues after the last finished round, or returns the finished run at once. Without `run_dir`, an
+            unfinished run of the same arguments is continued; if there is none, a new run starts.
         seed: as in a config
         views: your own random views instead of the built-in ones for images: (batch, generator) -> batch
         kernel: your own kernel between representations: (a, b) -> K
@@ -113,6 +114,8 @@ def federate(
             number of training samples of each client
         config: the config to start from: a preset's name (without its `[data]`), a TOML file, or a Config. `clients`
             and `rad` replace its sources, partition and models.
+        more: whether to continue the run in `run_dir`, finished or not, with other settings than it had: more `rounds`,
+            or after its loss diverged a lower `optim.lr`. It continues from its last finished round.
         progress: whether to show progress; or a function that is called with each event
     """
     given, names = Given(), _names(clients)
@@ -129,16 +132,19 @@ def federate(
         heads = {"projector": client.projector, "predictor": client.predictor}
         models.append(validate({"encoder": _encoder_name(client.encoder, name, given), **heads}, ModelConfig))
     with given.at_hand():
-        prepared, shared = _read(clients, names, models, rad, base)
+        data = [GivenData(name, own.data, own.labels, own.test) for name, own in zip(names, clients, strict=True)]
+        prepared, shared = read_clients(data, models, rad, base)
         final = _fill_in(base, names, models, len(shared))
-        path = new_folder(final) if run_dir is None else Path(run_dir)
-        site = PythonSite(RunFolder(path), prepared, shared)
+        site = PythonSite(RunFolder(run_dir or "."), prepared, shared, sources_of(data, rad))
+        path = default_folder(final, site) if run_dir is None else Path(run_dir)
+        if run_dir is None and path.exists() and progress is True:
+            Console(stderr=True).print(f"continuing the unfinished run in {path}", highlight=False, soft_wrap=True)
+        site.folder = RunFolder(path)
+        if more:
+            continue_with(RunFolder.open(path), differences(RunFolder.open(path).config, final))
         folder = open_run(path, final, site)
-        if callable(progress):
-            run_here(folder, site, progress)
-        else:
-            with RunView(Console(stderr=True), final.name, quiet=not progress) as view:
-                run_here(folder, site, view)
+        site.load_starting_weights(final)
+        train_here(folder, site, progress)
     return Run(folder, site, given)
 
 
@@ -176,7 +182,11 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def _encoder_name(encoder: Any, who: str, given: Given) -> str:
-    """Return the encoder's spec for the config. An instance is named by its class and a digest of its weights."""
+    """Return the encoder's spec for the config.
+
+    An instance is named by its class and a digest of its description. Its weights are not part of the name, because
+    they differ each time a script is run; the run keeps those that it started with.
+    """
     if isinstance(encoder, str):
         return encoder
     if not isinstance(encoder, nn.Module):
@@ -191,84 +201,9 @@ def _encoder_name(encoder: Any, who: str, given: Given) -> str:
         raise ConfigError(
             f"the encoder of {who} has lazy layers without weights. Call it once on a batch of data first."
         )
-    sha = sha256(repr(encoder).encode())
-    for key, value in state.items():
-        sha.update(f"{key} {value.dtype} ".encode() + digest(value.detach().cpu().float()).encode())
-    name = f"{type(encoder).__name__}-{sha.hexdigest()[:8]}"
+    shapes = [(key, str(value.dtype), tuple(value.shape)) for key, value in state.items()]
+    name = f"{type(encoder).__name__}-{sha256(repr((encoder, shapes)).encode()).hexdigest()[:8]}"
     return given.spec(encoder, name, keep=lambda own: copy.deepcopy(own).cpu())
-
-
-def _read(
-    clients: Sequence[Client], names: Sequence[str], models: Sequence[ModelConfig], rad: Data, config: Config
-) -> tuple[list[PreparedClient], Tensor]:
-    """Read and split the data of all clients, and build the RAD."""
-    taken = 0
-    if isinstance(rad, Integral) and not isinstance(rad, bool):
-        taken = _enough(int(rad))
-    else:
-        _check_rad_source(rad, clients, names)
-    shared = [] if taken else [read_rad(rad, config.data)]
-    parts: list[Images] = []
-    for k, (client, name) in enumerate(zip(clients, names, strict=True)):
-        own, test = read_with_test(client.data, client.labels, client.test, config.data, name)
-        if config.data.limit and len(own) > config.data.limit:
-            order = balanced_order(own, rng_for(config.seed, "limit", name))
-            own = own.subset(order[: config.data.limit].sort().values)
-        give_away = taken // len(clients) + (k < taken % len(clients))
-        apart = config.data.validation // len(clients) if own.labels is not None else 0
-        if len(own) - give_away - apart < 2:
-            raise ConfigError(
-                f"{name} has {len(own)} training samples; {give_away} for the RAD and {apart} for validation leave "
-                "fewer than 2. Add samples, or lower rad or data.validation."
-            )
-        order = torch.randperm(len(own), generator=rng_for(config.seed, "split", name))
-        validation, given, rest = (rows.sort().values for rows in order.tensor_split([apart, apart + give_away]))
-        shared += [own.pixels[given]] if give_away else []
-        parts += [own.subset(rest) if apart + give_away else own, own.subset(validation), test]
-    agreed = agree_on_classes(parts)
-    prepared = [
-        PreparedClient(name, model, *agreed[3 * k : 3 * k + 3])
-        for k, (name, model) in enumerate(zip(names, models, strict=True))
-    ]
-    if len({part.shape[1:] for part in shared}) > 1:
-        raise ConfigError(
-            f"a RAD cannot be taken from data of shapes {sorted({tuple(part.shape[1:]) for part in shared})}, "
-            "expected one shape. Set data.side and data.channels with settings=, or pass a RAD."
-        )
-    common = torch.cat(shared)
-    return _tested_apart(prepared, common), common
-
-
-def _check_rad_source(rad: Data, clients: Sequence[Client], names: Sequence[str]) -> None:
-    if not isinstance(rad, (str, Path)):
-        return
-    for client, name in zip(clients, names, strict=True):
-        sources = (client.data, *(client.test if isinstance(client.test, tuple) else (client.test,)))
-        if any(isinstance(own, (str, Path)) and same_source(str(rad), str(own)) for own in sources):
-            raise ConfigError(
-                f"rad = '{rad}' is {name}'s own data, expected another data set. "
-                "Pass a number of samples instead, such as rad=300: no client then trains on the RAD."
-            )
-
-
-def _tested_apart(prepared: Sequence[PreparedClient], rad: Tensor) -> list[PreparedClient]:
-    """Remove held-out samples that any client trains on."""
-    trained = {f"the training data of {m.name}": m.train.pixels for m in prepared} | {"the RAD": rad}
-    tests = {f"test samples of {m.name}": m.test for m in prepared}
-    validations = {f"validation samples of {m.name}": m.validation for m in prepared}
-    kept = without_trained(tests | validations, trained)
-    return [
-        replace(m, test=kept[test], validation=kept[validation])
-        for m, test, validation in zip(prepared, tests, validations, strict=True)
-    ]
-
-
-def _enough(rad_size: int) -> int:
-    if rad_size < 4:
-        raise ConfigError(
-            f"a RAD of {rad_size} samples is too small, expected at least 4; a few hundred work well. Pass more."
-        )
-    return rad_size
 
 
 def _fill_in(config: Config, names: Sequence[str], models: Sequence[ModelConfig], rad_size: int) -> Config:
@@ -277,7 +212,7 @@ def _fill_in(config: Config, names: Sequence[str], models: Sequence[ModelConfig]
         weights = tuple(weights[k] for k in sorted(range(len(names)), key=names.__getitem__))
     changes = {
         "data.source": GIVEN,
-        "rad.size": _enough(rad_size),
+        "rad.size": enough(rad_size),
         "rad.source": None,
         "clients.models": [model.model_dump() for model in models],
         "clients.weights": weights,

@@ -2,24 +2,48 @@
 
 import base64
 import io
+import logging
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
-from ..config import Config
+from ..config import Config, evaluation_config
+from ..data import Data
 from ..errors import ConfigError, RunError
-from ..events import ClientTrained
-from ..federation import mutual_cka_of, participants
+from ..events import ClientTrained, Listener
+from ..federation import continue_with, encoders_of, mutual_cka_of, open_run, reevaluate, run_here
+from ..federation.running import Encoders
 from ..federation.sites import Site, open_site
 from ..plugins import GIVEN, Given
+from ..progress import RunView
+from ..report.page import write_report
 from ..runs import RunFolder
+from ..screen import Console
+from ..use.embedding import embed_data
+from ..use.evaluating import evaluate_on, read_new_data
+from ..use.exporting import check_format
+from ..use.exporting import export as export_model
+from ..use.models import find_models
+from ..use.rad_features import read_rad_features
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+log = logging.getLogger(__name__)
+
+
+def train_here(folder: RunFolder, site: Site, progress: bool | Listener) -> None:
+    """Run all remaining rounds on this machine and show them, or pass the events to a function."""
+    if callable(progress):
+        run_here(folder, site, progress)
+        return
+    with RunView(Console(stderr=True), folder.config.name, quiet=not progress) as view:
+        run_here(folder, site, view)
 
 
 class Run:
@@ -30,14 +54,18 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """Open an earlier run. To get encoders that were passed as objects, call `federate` again instead."""
+        """Open an earlier run in any process.
+
+        Encoders that are built in or can be imported are available again. Those that were passed as objects exist only
+        in the program that passed them: call `federate` there again.
+        """
         return cls(RunFolder.open(Path(path)))
 
     @property
     def path(self) -> Path:
         return self.folder.path
 
-    @cached_property
+    @property
     def config(self) -> Config:
         return self.folder.config
 
@@ -49,21 +77,125 @@ class Run:
         except (ConfigError, RunError):
             return sorted(self.folder.read_json("results.json")["clients"])
 
+    # --- encoders ---
+
     def encoder(self, client: int | str) -> nn.Module:
         """Return a client's trained encoder in evaluation mode. `client` is a number, starting at 0, or a name."""
+        (module,) = self._encoders(client).found.values()
+        return module
+
+    def _encoders(self, client: int | str | None = None) -> Encoders:
+        """Return the encoder of one client, or of all clients whose encoder exists here; warn about the others."""
+        names = self._site.names(self.config)
+        wanted = [k for k, name in enumerate(names) if client is None or client in (k, name)]
+        if not wanted:
+            raise RunError(
+                f"'{self.path}' has no client {client!r}, expected 0 to {len(names) - 1} or one of "
+                f"{', '.join(names[:10])}."
+            )
         with self._given.at_hand():
-            everyone = list(participants(self.folder, self._site, self.config))
-            found = [p for k, p in enumerate(everyone) if client in (k, p.name)]
-            if not found:
-                raise RunError(
-                    f"'{self.path}' has no client {client!r}, expected 0 to {len(everyone) - 1} or one of "
-                    f"{', '.join(p.name for p in everyone[:10])}."
-                )
-            return found[0].newest().encoder.eval()
+            built = encoders_of(self.folder, self._site, clients=wanted).require()
+        for name, reason in built.missing.items():
+            log.warning("%s is left out: %s", name, reason)
+        return built
+
+    def embed(self, data: Data, client: int | str | None = None) -> dict[str, Tensor]:
+        """Return each client's features (n, width) of new data, in the order of the data; files by their sorted paths.
+
+        Args:
+            data: as for a client: a folder, an array, a Dataset, ...; images are converted to the encoders' input
+            client: only this client, by number or name
+        """
+        built = self._encoders(client)
+        assert built.rad is not None
+        return embed_data(built.found, data, built.rad, self.config.data)
+
+    def evaluate(
+        self,
+        data: Data = None,
+        labels: Any = None,
+        *,
+        test: Data = None,
+        split: Literal["validation", "test"] = "test",
+        settings: Mapping[str, Any] | None = None,
+    ) -> "DataFrame":
+        """Probe the trained encoders and return one row of accuracies per client.
+
+        Args:
+            data: new labeled data, of the kinds that a client's data can be. Probes are fitted on one part of them and
+                tested on the other. By default, the run's own data
+            labels: one per sample of `data`
+            test: the part of the new data to test on, as for a client; by default, a source's own test split or a fifth
+            split: which of the run's own data to test on, if there are no new ones
+            settings: evaluation settings to change, such as {"evaluation.labels_per_class": 10}
+        """
+        from pandas import DataFrame
+
+        config = evaluation_config(self.config, settings or {})
+        if data is None:
+            with self._given.at_hand():
+                scores = dict(reevaluate(self.folder, config, split, self._site))
+        else:
+            built = self._encoders()
+            assert built.rad is not None
+            scores = dict(evaluate_on(built.found, *read_new_data(data, labels, test, config, built.rad), config))
+        return DataFrame.from_dict(scores, orient="index").rename_axis("client")
+
+    def export(
+        self, output: str | Path = "exported", to: str = "safetensors", client: int | str | None = None
+    ) -> dict[str, Path]:
+        """Write the trained encoders for other programs: to OUTPUT/NAME for each client. Return the models' files.
+
+        Args:
+            output: a folder
+            to: `safetensors`, `torch-export` or `onnx`
+            client: only this client, by number or name
+        """
+        check_format(to)
+        files = {}
+        with self._given.at_hand():
+            for model in find_models(self.path, "all" if client is None else str(client)):
+                try:
+                    files[model.client] = export_model(model, to, Path(output) / model.client)
+                except ConfigError as error:
+                    if client is not None:
+                        raise
+                    log.warning("%s is left out: %s", model.client, error)
+        return files
+
+    # --- the run ---
+
+    def report(self, output: str | Path = "report.html") -> Path:
+        """Write a report as a single HTML page that works offline, and return its path."""
+        with self._given.at_hand():
+            write_report([self.path], Path(output), read_rad_features)
+        return Path(output)
+
+    def more(
+        self,
+        rounds: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        progress: bool | Listener = True,
+    ) -> "Run":
+        """Continue the run, finished or not, from its last finished round, and return it.
+
+        Args:
+            rounds: the new number of all rounds, with those that are done
+            settings: other settings from here on, such as {"optim.lr": 0.01}
+            progress: as in `federate`
+        """
+        wanted = {**(settings or {}), **({} if rounds is None else {"rounds": rounds})}
+        with self._given.at_hand():
+            self._site.node_configs(self.config)  # raises if some objects do not exist here, before anything changes
+            open_run(self.path, self.config, self._site)  # raises if the data have changed
+            continue_with(self.folder, wanted)
+            train_here(self.folder, self._site, progress)
+        self.__dict__.pop("_mutual", None)
+        return self
 
     def table(self) -> "DataFrame":
         """Return one row per client: encoder, figures of its last round, mean CKA with the others, and accuracies."""
-        from pandas import DataFrame
+        from .tables import shown_whole
 
         results = self.folder.read_json("results.json")
         last = {e.client: e.to_json() for e in self._trained()}
@@ -79,7 +211,7 @@ class Run:
                 **{f"{key}_untrained": value for key, value in results["untrained"].get(name, {}).items()},
             }
             rows[name] = {key: value for key, value in row.items() if value is not None}
-        return DataFrame.from_dict(rows, orient="index").rename_axis("client")
+        return shown_whole(rows)
 
     def events(self) -> "DataFrame":
         """Return one row per client and round, and one per round: losses, spread, bytes, seconds."""
@@ -93,7 +225,10 @@ class Run:
 
     @property
     def mutual_cka(self) -> Tensor:
-        """CKA on the RAD between every two of `clients`: 1 for equal up to rotation and scale, 0 for unrelated."""
+        """CKA on the RAD between every two of `clients`: 1 for equal up to rotation and scale, 0 for unrelated.
+
+        Clients whose encoder does not exist in this process are left out.
+        """
         return self._mutual[1]
 
     @cached_property

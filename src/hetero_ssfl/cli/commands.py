@@ -79,10 +79,16 @@ def run(
         ),
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="The run folder; by default a new one, runs/NAME-METHOD-seedN.")
+        Path | None, typer.Option(help="The run folder; by default runs/NAME-METHOD-seedN, or the next free name.")
     ] = None,
     set_: Set = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue an interrupted run.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="All rounds of the run; with --resume, more than are done.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Continue an interrupted run; with --rounds, also a finished one."),
+    ] = None,
     engine: Annotated[
         Literal["in-process", "simulation"] | None, typer.Option(help="Worker processes, or Flower's simulation (Ray).")
     ] = None,
@@ -99,24 +105,43 @@ def run(
       hetero-ssfl run smoke
       hetero-ssfl run my.toml --set seed=1 --run-dir runs/a
       hetero-ssfl run --resume runs/a
+      hetero-ssfl run --resume runs/a --rounds 30
+      hetero-ssfl run --resume runs/a --set optim.lr=0.01
       hetero-ssfl run federation.toml --node a/node.toml --node b/node.toml
     """
     from ..config import load_config
     from ..errors import ConfigError
 
+    set_ = [*(set_ or []), *([] if rounds is None else [f"rounds={rounds}"])]
     if resume is not None:
-        if config or set_ or run_dir or on_bad_image or engine or node:
-            raise ConfigError("--resume continues a run with its own config. Remove the other arguments.")
-        from ..runs import RunFolder
-
-        folder = RunFolder.open(resume)
-        _train(folder.config, folder.path, as_json, quiet, folder)
+        if config or run_dir or on_bad_image or engine or node:
+            raise ConfigError(
+                "--resume continues a run with its own config, except for --rounds and --set. "
+                "Remove the other arguments."
+            )
+        _resume(resume, set_, as_json, quiet)
         return
-    overrides = [*(set_ or []), *([f"data.on_bad_image={on_bad_image}"] if on_bad_image else [])]
+    overrides = [*set_, *([f"data.on_bad_image={on_bad_image}"] if on_bad_image else [])]
     overrides += [f"engine.kind={engine}"] if engine else []
     overrides += [f"clients.count={len(node)}"] if node else []
     loaded = load_config(config or "demo", overrides)
     _train(loaded, run_dir, as_json, quiet, None, node or ())
+
+
+def _resume(path: Path, overrides: list[str], as_json: bool, quiet: bool) -> None:
+    from ..runs import RunFolder, resume_command
+
+    folder = RunFolder.open(path)
+    if overrides:
+        from ..config import settings_of
+        from ..federation import check_resumable, continue_with
+
+        check_resumable(folder)
+        continue_with(folder, settings_of(overrides))
+        if folder.elsewhere:
+            say(f"changed; continue with: {escape(resume_command(path))}")
+            return
+    _train(folder.config, folder.path, as_json, quiet, folder)
 
 
 def _train(
@@ -131,11 +156,14 @@ def _train(
 
     if config.engine.kind == "in-process":
         open_fork_server()  # imports torch for the workers while this process imports it for itself
-    from ..federation import new_folder, resume, start
+    from ..federation import default_folder, resume, site_for, start
     from ..progress import RunView
     from ..report.tables import Result, results_table
 
-    path = path or new_folder(config)
+    if path is None:
+        path = default_folder(config, site_for(Path(), nodes))
+        if path.exists() and not quiet:
+            err.print(f"continuing the unfinished run in {escape(str(path))}", highlight=False, soft_wrap=True)
     try:
         with RunView(err, config.name, quiet) as view:
             folder = start(config, path, view, nodes) if folder is None else resume(folder, view)
@@ -197,39 +225,54 @@ app.command()(demo)
 def evaluate(
     run_folder: Run,
     split: Annotated[Literal["validation", "test"], typer.Option(help="The images to test on.")] = "validation",
+    images: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE", help="Other labeled images to fit probes and test on: a folder, parquet, a name."
+        ),
+    ] = None,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Probe the encoders of a finished run again, optionally with other evaluation settings.
+    """Probe the encoders of a finished run again, on its own images or on others.
+
+    With --images, a probe is fitted on one part of the other images and tested on the rest: their own test split, or a
+    fixed fifth. They need one folder per class (or a label column), but not the classes of the run.
 
     Examples:
       hetero-ssfl evaluate runs/a
       hetero-ssfl evaluate runs/a --split test --set evaluation.labels_per_class=10
+      hetero-ssfl evaluate runs/a --images new-images
     """
     from rich.progress import track
 
-    from ..config import parse_config
-    from ..errors import ConfigError
-    from ..federation import reevaluate
+    from ..config import evaluation_config, settings_of
     from ..report.tables import spread
     from ..runs import RunFolder
 
     folder = RunFolder.open(run_folder)
     folder.read_json("results.json")  # requires a finished run: probing earlier would invite tuning on the result
-    for override in set_ or []:
-        if not override.startswith("evaluation."):
-            raise ConfigError(f"'{override}' cannot be set here: only evaluation.* can change for a finished run.")
-    config = parse_config(folder.config.to_toml(), set_ or [])
-    clients = reevaluate(folder, config, split)
+    config = evaluation_config(folder.config, settings_of(set_ or []))
+    if images is None:
+        from ..federation import reevaluate
+
+        clients = reevaluate(folder, config, split)
+    else:
+        from ..use.evaluating import evaluate_run_on
+
+        clients, missing = evaluate_run_on(folder, images, config)
+        for name, reason in missing.items():
+            err.print(f"{name} is left out: {escape(reason)}", highlight=False, soft_wrap=True)
     scores = dict(track(clients, "probing", config.clients.count, console=err, transient=True, disable=quiet))
     if as_json:
-        print_json({"run": str(folder.path), "split": split, "clients": scores})
+        which = {"split": split} if images is None else {"images": images}
+        print_json({"run": str(folder.path), **which, "clients": scores})
         return
     for client, values in scores.items():
         out.print(f"{client}  " + "  ".join(f"{key} {value:.1f}" for key, value in values.items()))
     for key in next(iter(scores.values()), {}):
-        out.print(f"mean ± sd over clients, {key}: {spread([s[key] for s in scores.values()])}")
+        out.print(f"mean ± sd over clients, {key}: {spread([s[key] for s in scores.values() if key in s])}")
 
 
 for command in (settings, compare, report, paper, sweep, theory):

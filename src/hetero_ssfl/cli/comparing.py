@@ -59,15 +59,14 @@ def compare(
       hetero-ssfl compare runs/a runs/b --metric knn_all --plot comparison.png
     """
     from ..errors import ConfigError
-    from ..report.tables import Result, compare_rows, compare_table, metric_names
+    from ..report.tables import Result, check_comparable, compare_rows, compare_table, metric_names
     from ..runs import RunFolder
 
     results = [Result.read(RunFolder.open(path)) for path in runs]
+    check_comparable(results)
     known = metric_names(results[0])
     if metric not in known:
-        raise ConfigError(
-            f"unknown metric '{metric}', expected one of {', '.join(known) or 'none (the data has no labels)'}."
-        )
+        raise ConfigError(f"unknown metric '{metric}', expected one of {', '.join(known)}.")
     rows = compare_rows(results, metric)
     if plot:
         from ..report import plots

@@ -101,7 +101,10 @@ def export(
 def neighbours(
     run: Model,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page to write.")],
-    client: Annotated[str, typer.Option(help="The client whose encoder is used: a number, a name, or `all`.")] = "all",
+    client: Annotated[
+        list[str] | None,
+        typer.Option(help="A client whose encoder is used: a number or a name; repeat for more. By default all."),
+    ] = None,
     query: Annotated[
         list[str] | None,
         typer.Option(metavar="IMAGE|ROW", help="A file, a path below --images, or a number; repeat for more."),
@@ -125,11 +128,13 @@ def neighbours(
     Examples:
       hetero-ssfl neighbours runs/a -o neighbours.html
       hetero-ssfl neighbours runs/a --client 2 --query 17 -k 12 -o page.html
+      hetero-ssfl neighbours runs/a --client 0 --client 2 -o two.html
       hetero-ssfl neighbours runs/a --images photos --query cat.png -o cats.html
     """
     from ..use.models import find_models
     from ..use.neighbours import Search, write_page
 
-    search = Search(find_models(run, client), images, query or [], k, seed, on_bad_image or "error", encoder)
+    models = [model for one in client or ["all"] for model in find_models(run, one)]
+    search = Search(models, images, query or [], k, seed, on_bad_image or "error", encoder)
     write_page(search, output, Console(stderr=True, quiet=quiet))
     say(f"page: {escape(str(output))}")

@@ -1,6 +1,16 @@
 """The config of a run: its settings (schema.py) and how it is read (reading.py)."""
 
-from .reading import flat, load_config, parse_config, preset_names, validate, with_settings
+from .reading import (
+    differences,
+    evaluation_config,
+    flat,
+    load_config,
+    parse_config,
+    preset_names,
+    settings_of,
+    validate,
+    with_settings,
+)
 from .schema import (
     AlignmentConfig,
     AveragingConfig,
@@ -45,10 +55,13 @@ __all__ = [
     "TrackingConfig",
     "ViewsConfig",
     "as_model",
+    "differences",
+    "evaluation_config",
     "flat",
     "load_config",
     "parse_config",
     "preset_names",
+    "settings_of",
     "validate",
     "with_settings",
 ]

@@ -25,8 +25,8 @@ def parse_config(text: str, overrides: Iterable[str] = (), origin: str = "the co
     """Read TOML, apply `key=value` overrides, validate. Raises ConfigError with a remedy."""
     try:
         values = tomllib.loads(text)
-        for override in overrides:
-            _apply(values, override)
+        for key, value in settings_of(overrides).items():
+            _assign(values, key, value)
         return validate(values, Config)
     except ValueError as error:  # TOMLDecodeError is one; a number of thousands of digits raises another
         raise ConfigError(f"{origin} is not valid TOML: {str(error)[:200]}. Fix that line.") from None
@@ -69,6 +69,20 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     return validate(values, Config)
 
 
+def differences(before: Config, after: Config) -> dict[str, Any]:
+    """Return the settings that differ between two configs, with their values in the second."""
+    old, new = flat(before.model_dump(mode="json")), flat(after.model_dump(mode="json"))
+    return {key: new.get(key) for key in {**old, **new} if old.get(key) != new.get(key)}
+
+
+def evaluation_config(config: Config, settings: Mapping[str, Any]) -> Config:
+    """Return a copy of the config with other settings of `[evaluation]`. Only these can change for a finished run."""
+    odd = next((key for key in settings if not key.startswith("evaluation.")), None)
+    if odd:
+        raise ConfigError(f"'{odd}' cannot be set here: only evaluation.* can change for a finished run. Remove it.")
+    return with_settings(config, settings)
+
+
 def preset_names() -> list[str]:
     folder = resources.files(PRESETS)
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
@@ -82,15 +96,18 @@ def validate(values: dict[str, Any], kind: type[SectionT]) -> SectionT:
         raise ConfigError(_explain(error, kind)) from None
 
 
-def _apply(values: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"override '{override}' has no '=', expected key=value such as alignment.mu=2.")
-    try:
-        value = tomllib.loads(f"x = {text.strip()}")["x"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word, so that strings need no second pair of quotes in a shell
-    _assign(values, key.strip(), value)
+def settings_of(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of `key=value` texts, as `--set` takes them: {"alignment.mu": 2}."""
+    found = {}
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"override '{override}' has no '=', expected key=value such as alignment.mu=2.")
+        try:
+            found[key.strip()] = tomllib.loads(f"x = {text.strip()}")["x"]
+        except tomllib.TOMLDecodeError:
+            found[key.strip()] = text.strip()  # a bare word, so that strings need no second pair of quotes in a shell
+    return found
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:

@@ -54,7 +54,7 @@ class DataConfig(Section):
     image_column: str | None = None
     """The column of a parquet file or hub data set that contains the images; found by itself if there is one."""
     label_column: str | None = None
-    """The column that contains the labels; found by itself if there is one."""
+    """The column of a table's labels, numbers or words; by default `label` or `fine_label`. "none": use no labels."""
 
 
 class PartitionConfig(Section):

@@ -6,6 +6,7 @@ from .images import Counts, Images, count_images, digest, load_images
 from .leakage import without_trained
 from .objects import Data, agree_on_classes, joined, read_given, read_rad, read_with_test
 from .partition import assign_classes, partition
+from .snapshots import Snapshot, take_snapshot, what_changed
 from .sources import same_source
 from .splits import Split, balanced_order, load_rad, load_rad_alone, split_training_images
 from .views import MEAN, STD, random_view, to_input
@@ -16,6 +17,7 @@ __all__ = [
     "Counts",
     "Data",
     "Images",
+    "Snapshot",
     "Split",
     "agree_on_classes",
     "assign_classes",
@@ -35,6 +37,8 @@ __all__ = [
     "same_source",
     "split_training_images",
     "take",
+    "take_snapshot",
     "to_input",
+    "what_changed",
     "without_trained",
 ]

@@ -44,6 +44,8 @@ class Images:
     classes: tuple[str, ...] = ()
     skipped: int = 0
     """Number of unreadable images in the source; a subset keeps the number of its source."""
+    checksum: str | None = None
+    """Identifies all pixels and labels of the source's split, if they were read from files; a subset keeps it, too."""
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -156,7 +158,7 @@ def _read_cache(entry: Path) -> Images | None:
         return None
     mark_used(entry.with_suffix(".json"))
     labels = None if card["labels"] is None else torch.tensor(card["labels"], dtype=torch.long)
-    return Images(torch.from_numpy(pixels), labels, tuple(card["classes"]), card["skipped"])
+    return Images(torch.from_numpy(pixels), labels, tuple(card["classes"]), card["skipped"], card["sha256"])
 
 
 def _checksum(pixels: np.ndarray, labels: list[int] | None) -> str:
@@ -218,7 +220,8 @@ def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list
                 which = f"image {number}" + (f" ({Path(encoded).name})" if isinstance(encoded, str) else "")
                 raise DataError(
                     f"{which} of {what} {_reason(error)}. "
-                    "Repair or remove it, or set data.on_bad_image = 'skip' to skip such images."
+                    "Repair or remove it, or set data.on_bad_image = 'skip' to skip such images.",
+                    count=1,
                 ) from None
             bad[_reason(error)] += 1
             continue

@@ -23,6 +23,7 @@ HUB_IDS = {
 }
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
+NO_LABELS = "none"  # as data.label_column
 TEST_SPLITS = ("test", "valid", "validation")
 SUFFIXES = (".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tga", ".tif", ".tiff", ".webp")
 DATASET_FILES = ("dataset_info.json", "dataset_dict.json")
@@ -92,6 +93,7 @@ def open_rows(config: DataConfig, source: Path | str, split: Subset) -> Rows:
     datasets.disable_progress_bars()
     splits = _splits(datasets, source)
     train = splits.get("train", next(iter(splits.values())))
+    test = None
     if split == "all":
         table = datasets.concatenate_datasets(list(splits.values()))
     else:
@@ -103,7 +105,8 @@ def open_rows(config: DataConfig, source: Path | str, split: Subset) -> Rows:
         table = train if split == "train" else test
     image = _column(table, config.image_column, IMAGE_COLUMNS)
     label = None if split == "all" else _column(table, config.label_column, LABEL_COLUMNS)
-    if image is None or (config.label_column and label is None and split != "all"):
+    wanted = config.label_column not in (None, NO_LABELS)
+    if image is None or (wanted and label is None and split != "all"):
         image_names = [config.image_column] if config.image_column else IMAGE_COLUMNS
         what, expected = ("label", [config.label_column]) if image else ("image", image_names)
         raise DataError(
@@ -118,13 +121,19 @@ def open_rows(config: DataConfig, source: Path | str, split: Subset) -> Rows:
             "Name another with data.image_column."
         ) from None
     names = getattr(table.features[label], "names", None) if label else None
+    numbers: dict[str, int] = {}
+    if label and all(isinstance(value, str) for value in table[label]) and len(table):
+        both = [part for part in (train, test) if part is not None and label in part.column_names]
+        names = sorted({word for part in both for word in part[label]})  # of both, so that they agree on numbers
+        numbers = {name: number for number, name in enumerate(names)}
 
     def items() -> Iterator[tuple[Any, int | None]]:
         for row in table:
             encoded = row[image]
-            yield encoded and (encoded["bytes"] or encoded["path"]), row[label] if label else None
+            value: Any = row[label] if label else None
+            yield encoded and (encoded["bytes"] or encoded["path"]), numbers[value] if numbers else value
 
-    if label:
+    if label and not numbers:
         odd = [k for k in table[label] if not isinstance(k, int) or k < 0]
         if odd:
             raise DataError(
@@ -136,6 +145,8 @@ def open_rows(config: DataConfig, source: Path | str, split: Subset) -> Rows:
 
 
 def _column(table: Any, named: str | None, usual: tuple[str, ...]) -> str | None:
+    if named == NO_LABELS:
+        return None
     return next((name for name in ([named] if named else usual) if name in table.column_names), None)
 
 

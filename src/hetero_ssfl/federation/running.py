@@ -8,25 +8,28 @@ The command line, Python and deployments follow the same policy for a run folder
 - It holds another run: an error names the first difference. A run is never overwritten.
 """
 
+import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 
 import torch
 from flwr.serverapp import Grid
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..config import Config, flat
+from ..config import Config, differences, flat
 from ..consensus import mutual_cka
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError, DataError, HeteroSSFLError, RunError
 from ..evaluation import extract_features
 from ..events import Listener, Progressed
 from ..methods import method_for
-from ..plugins import check_trusted, remember
-from ..runs import RunFolder, resume_command
+from ..plugins import check_trusted, is_missing, remember
+from ..runs import FAULTS, RunFolder, append_line, resume_command
 from .client.scoring import evaluate
 from .engines.forkserver import open_fork_server
 from .engines.workers import InlineGrid, WorkerGrid
@@ -37,6 +40,9 @@ from .server.tensorboard import check_tracking, tracking
 from .sites import NodeSite, SimulatedSite, Site, open_site
 from .sites.node import RadMissingError
 from .sites.participant import Participant
+from .sites.simulated import data_changes
+
+log = logging.getLogger(__name__)
 
 # --- starting ---
 
@@ -45,14 +51,37 @@ def start(config: Config, run_dir: Path, listen: Listener, nodes: Sequence[Path]
     """Run a federation to the end, or continue it. `nodes` are settings files of participants with their own images."""
     if config.engine.kind == "in-process":
         open_fork_server()  # it imports torch while this process reads the data
-    site: Site = NodeSite(nodes) if nodes else SimulatedSite(RunFolder(run_dir))
+    site = site_for(run_dir, nodes)
     return run_here(open_run(run_dir, config, site), site, listen)
+
+
+def site_for(run_dir: Path, nodes: Sequence[Path] = ()) -> Site:
+    """Return the site of a new run: settings files of participants, or a split of one data set."""
+    return NodeSite(nodes) if nodes else SimulatedSite(RunFolder(run_dir))
 
 
 def resume(folder: RunFolder, listen: Listener) -> RunFolder:
     """Continue after the last finished round. A finished run is not changed."""
     site = open_site(folder)
     return run_here(open_run(folder.path, folder.config, site), site, listen)
+
+
+def check_resumable(folder: RunFolder) -> None:
+    """Raise an error if the run cannot continue here: before something about it is changed."""
+    if not folder.elsewhere:
+        site = open_site(folder)
+        site.node_configs(folder.config)
+        open_run(folder.path, folder.config, site)
+
+
+def warn_of_changed_data(folder: RunFolder) -> None:
+    """Warn if the data of a run on this machine have changed since it began: its figures are those of the old data."""
+    try:
+        changed = data_changes(folder) if folder.site == "simulated" else None
+    except DataError:  # they are not here
+        changed = None
+    if changed:
+        log.warning("the data of '%s' have changed since it began (%s); its figures are older", folder.path, changed)
 
 
 def open_run(path: Path, config: Config, site: Site) -> RunFolder:
@@ -68,9 +97,7 @@ def open_run(path: Path, config: Config, site: Site) -> RunFolder:
             setup = site.set_up(config)
         return RunFolder.create(path, config, lambda folder: setup.write(folder, site.kind))
     folder = RunFolder.open(path)
-    found = (
-        "participants" if folder.site != site.kind else site.difference(folder) or _difference(folder.config, config)
-    )
+    found = _what_differs(folder, config, site)
     if found:
         raise RunError(
             f"'{path}' holds a run with different {found}. Continue that run with: {resume_command(path)}; "
@@ -79,18 +106,44 @@ def open_run(path: Path, config: Config, site: Site) -> RunFolder:
     return folder
 
 
-def new_folder(config: Config) -> Path:
-    """Return the default folder of a new run: runs/NAME-METHOD-seedN, or the next free name."""
+def default_folder(config: Config, site: Site) -> Path:
+    """Return runs/NAME-METHOD-seedN, or NAME-METHOD-seedN-2 etc.: where this run is unfinished, or a new folder."""
     name = Path("runs", f"{config.name}-{config.method.rpartition(':')[2]}-seed{config.seed}")
     choices = chain([name], (name.with_name(f"{name.name}-{k}") for k in count(2)))
-    return next(path for path in choices if not path.exists())
+    taken = []
+    for path in choices:
+        if not path.exists():
+            break
+        taken.append(path)
+    return next((old for old in reversed(taken) if _is_unfinished(old, config, site)), path)
+
+
+def _is_unfinished(path: Path, config: Config, site: Site) -> bool:
+    """Return whether the folder holds this very run, unfinished, and no process is training in it."""
+    folder = RunFolder(path)
+    if not folder.exists or folder.finished or folder.busy:
+        return False
+    try:
+        return _what_differs(RunFolder.open(path), config, site) is None
+    except HeteroSSFLError:
+        return False
+
+
+def _what_differs(folder: RunFolder, config: Config, site: Site) -> str | None:
+    """Return what differs from the run in a folder. A run that was given other settings is also its earlier self."""
+    if folder.site != site.kind:
+        return "participants"
+    changed = site.difference(folder)
+    return changed or (
+        None if config in [before for _, before in folder.earlier] else _difference(folder.config, config)
+    )
 
 
 def _difference(before: Config, now: Config) -> str | None:
     """Return the first setting that differs, with both values; None if all are equal."""
-    old, new = flat(before.model_dump(mode="json")), flat(now.model_dump(mode="json"))
-    key = next((key for key in {**old, **new} if old.get(key) != new.get(key)), None)
-    return key and f"settings ({key} is {old.get(key)} there and {new.get(key)} here)"
+    old, new = flat(before.model_dump(mode="json")), differences(before, now)
+    key = next(iter(new), None)
+    return key and f"settings ({key} is {old.get(key)} there and {new[key]} here)"
 
 
 # --- running the rounds ---
@@ -101,7 +154,16 @@ def serve(grid: Grid, run: RunFolder, site: Site, listen: Listener) -> None:
     config = run.config
     with run.lock(), torch_threads(config.engine.threads):
         if not run.finished:
-            Server(grid, run, config, reporting(run, tracking(run, listen)), site.may_be_away).run()
+            server = Server(grid, run, config, reporting(run, tracking(run, listen)), site.may_be_away)
+            try:
+                server.run()
+            except HeteroSSFLError:
+                raise
+            except (
+                Exception
+            ) as error:  # of a user's own method: the screen shows the traceback, and the folder keeps it
+                append_line(run.path / FAULTS, "".join(traceback.format_exception(error)))
+                raise
 
 
 def run_here(folder: RunFolder, site: Site, listen: Listener) -> RunFolder:
@@ -164,31 +226,75 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def participants(folder: RunFolder, site: Site, config: Config) -> Iterator[Participant]:
-    """Yield the participants on this machine in their current state.
+    """Yield the participants on this machine in their current state."""
+    for number in range(len(site.names(config))):
+        yield participant_of(folder, site, config, number)
+
+
+def participant_of(folder: RunFolder, site: Site, config: Config, number: int) -> Participant:
+    """Return one participant on this machine in its current state.
 
     A run folder from elsewhere may name code to import, so that code must be trusted first.
     """
     check_trusted(config.method, "method")
-    names, facts = site.names(config), folder.read_json("facts.json")
+    check_trusted(site.encoder(number, config), "encoder")
+    facts = folder.read_json("facts.json")
     header = Header(facts.get("federation", ""), 0, facts.get("rad_digest", ""))
-    for number in range(len(names)):
-        check_trusted(site.encoder(number, config), "encoder")
+    try:
+        return site.participant(number, config, header)
+    except RadMissingError as error:
+        raise RunError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """The encoders of a run that can be built in this process, and why the others cannot."""
+
+    found: dict[str, nn.Module]
+    rad: Tensor | None
+    missing: dict[str, str]
+
+    def require(self) -> "Encoders":
+        """Raise RunError if there is none."""
+        if not self.found:
+            raise RunError(" ".join(dict.fromkeys(self.missing.values())))
+        return self
+
+
+def encoders_of(folder: RunFolder, site: Site, trained: bool = True, clients: Sequence[int] | None = None) -> Encoders:
+    """Build the clients' encoders, trained or untrained. One that cannot be built does not hide the others."""
+    config = folder.config
+    names, found, missing, rad = site.names(config), {}, {}, None
+    for number in range(len(names)) if clients is None else clients:
         try:
-            yield site.participant(number, config, header)
-        except RadMissingError as error:
-            raise RunError(str(error)) from None
+            participant = participant_of(folder, site, config, number)
+            found[participant.name], rad = participant.encoder(trained), participant.rad
+        except (HeteroSSFLError, RuntimeError) as error:  # RuntimeError: the encoder's code has changed since training
+            missing[names[number]] = str(error)
+    return Encoders(found, rad, missing)
 
 
-def reevaluate(folder: RunFolder, config: Config, split: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """Probe a run's models again, one client at a time. `config` may change settings of `[evaluation]`."""
+def reevaluate(
+    folder: RunFolder, config: Config, split: str, site: Site | None = None
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Probe a run's models again, one client at a time. `config` may change settings of `[evaluation]`.
+
+    Encoders that were passed as objects and do not exist in this process are left out, with a warning.
+    """
+    site = site or open_site(folder)
+    names = site.names(config)
+    here = [k for k in range(len(names)) if not is_missing(site.encoder(k, config))]
+    for number in sorted(set(range(len(names))) - set(here)):
+        log.warning("%s is left out: its encoder was passed as an object that does not exist here", names[number])
     with torch_threads(config.engine.threads):
-        for participant in participants(folder, open_site(folder), config):
+        for number in here:
+            participant = participant_of(folder, site, config, number)
             yield participant.name, evaluate(participant, participant.newest(), split)
 
 
 def mutual_cka_of(folder: RunFolder, site: Site, trained: bool) -> tuple[list[str], Tensor]:
-    """Return the clients' names and the mutual CKA of their encoders on the RAD, before or after training."""
-    everyone = list(participants(folder, site, folder.config))
-    encoders = [(p.newest() if trained else p.untrained()).encoder for p in everyone]
-    features = [extract_features(e, p.rad) for e, p in zip(encoders, everyone, strict=True)]
-    return [p.name for p in everyone], mutual_cka(features)
+    """Return names and mutual CKA on the RAD of the encoders that can be built, before or after training."""
+    built = encoders_of(folder, site, trained).require()
+    assert built.rad is not None
+    features = [extract_features(encoder, built.rad) for encoder in built.found.values()]
+    return list(built.found), mutual_cka(features)

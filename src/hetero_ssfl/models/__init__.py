@@ -1,7 +1,7 @@
 """Encoders of any architecture, and the learner that trains an encoder without labels."""
 
 from .encoders import BUILTIN, build_encoder, output_width, parse_spec
-from .learner import Learner, build_learner, count_parameters
+from .learner import Learner, build_learner, count_parameters, seeded_encoder
 from .work import Work, work_of
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "count_parameters",
     "output_width",
     "parse_spec",
+    "seeded_encoder",
     "work_of",
 ]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..plugins import GIVEN, find, load_module
+from ..plugins import GIVEN, find, load_module, place
 from .onednn import guard_convolutions
 from .resnet import STAGES, ResNet
 from .small import MobileNet, ViT
@@ -48,7 +48,7 @@ def build_encoder(spec: str, in_channels: int, side: int, example: Tensor | None
     try:
         encoder = factory(**{**given, **options})
     except Exception as error:  # a user's callable may raise anything
-        raise ConfigError(f"encoder '{spec}' cannot be built: {_line(error)}. Change its options.") from None
+        raise ConfigError(f"encoder '{spec}' cannot be built: {_line(error)}. Change its options.") from error
     if not isinstance(encoder, nn.Module):
         raise ConfigError(
             f"encoder '{spec}' returned {type(encoder).__name__}, expected a torch.nn.Module. "
@@ -72,7 +72,7 @@ def output_width(encoder: nn.Module, spec: str, example: Tensor) -> int:
             kind, remedy = "images", "Choose an encoder for this size, or set data.side and data.channels"
         raise ConfigError(
             f"encoder '{spec}' fails on {kind} of shape {tuple(example.shape[1:])}: {_line(error)}. {remedy}."
-        ) from None
+        ) from error
     finally:
         for module, training in modes.items():
             module.training = training
@@ -82,11 +82,17 @@ def output_width(encoder: nn.Module, spec: str, example: Tensor) -> int:
         raise ConfigError(
             f"encoder '{spec}' maps a batch of 2 to {got}, expected a tensor of shape (2, width). {remedy}."
         )
+    if not bool(out.isfinite().all()):
+        raise ConfigError(
+            f"encoder '{spec}' returns nan or inf for finite inputs of shape {tuple(example.shape[1:])}. "
+            "Check its forward for divisions by 0, logarithms and square roots."
+        )
     return int(out.shape[1])
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return an error of the user's code in one line, with the place where it was raised."""
+    return f"{' '.join(str(error).split()) or type(error).__name__}{place(error)}"
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:

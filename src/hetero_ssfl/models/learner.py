@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,8 @@ from ..config import Layer, ModelConfig, SslConfig
 from ..errors import ConfigError
 from ..seeding import global_seed
 from .encoders import build_encoder
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -88,7 +91,20 @@ def build_learner(
                 "Choose another encoder, or set requires_grad on the parameters to train."
             )
         learner = Learner(encoder, width, model, ssl, classes)
-    return learner if example is not None and example.ndim != 4 else learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return _in_layout(learner, example)
+
+
+def seeded_encoder(
+    model: ModelConfig, in_channels: int, side: int, seed: int, *scope: str | int, example: Tensor
+) -> nn.Module:
+    """Build only the encoder of `build_learner`, with the same initial parameters."""
+    with global_seed(seed, *scope):
+        return _in_layout(build_encoder(model.encoder, in_channels, side, example)[0], example)
+
+
+def _in_layout(module: ModuleT, example: Tensor | None) -> ModuleT:
+    """Convert networks for images to torch's faster memory format."""
+    return module if example is not None and example.ndim != 4 else module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def count_parameters(module: nn.Module) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ..config import flat
+from ..config import differences, flat
 from . import svg
 from .blocks import WORDS, Block, Code, Figure, Figures, Folded, Rows, Section, Text
 from .reported_run import ReportedRun, without_folders
@@ -100,6 +100,7 @@ def repeat(runs: Sequence[ReportedRun]) -> Section:
         inner: list[Block] = [
             Text("It was started with this command (absolute paths are shortened to their last part):"),
             Code(without_folders(str(about.get("command") or "not recorded"))),
+            *_changes(run),
             Text(_again(run)),
             Code(without_folders(run.result.config.to_toml())),
             _versions(run, about),
@@ -107,6 +108,16 @@ def repeat(runs: Sequence[ReportedRun]) -> Section:
         blocks.append(Folded(f"{run.label}: command, settings, versions, machine", inner))
     intro = "All random choices depend on the seed: the same settings, versions and machine give the same results."
     return Section("repeat", "How to repeat it", intro, blocks)
+
+
+def _changes(run: ReportedRun) -> list[Block]:
+    """Say which settings changed within the run, and after which round."""
+    configs = [config for _, config in run.folder.earlier] + [run.result.config]
+    found = []
+    for (number, before), after in zip(run.folder.earlier, configs[1:], strict=True):
+        changed = ", ".join(f"{key} = {value}" for key, value in differences(before, after).items())
+        found.append(Text(f"Its settings changed after round {number}: {changed}."))
+    return list(found)
 
 
 def _again(run: ReportedRun) -> str:

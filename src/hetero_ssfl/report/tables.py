@@ -81,6 +81,33 @@ def results_table(result: Result) -> Table:
     return table
 
 
+def check_comparable(results: list[Result]) -> None:
+    """Raise RunError for runs without accuracies, or on different data: their accuracies say nothing to each other."""
+    for result in results:
+        if not metric_names(result):
+            raise RunError(
+                f"'{result.folder.path}' has no accuracies, because its data have no labels. "
+                "hetero-ssfl report compares losses and mutual CKA."
+            )
+    first = results[0]
+    for other in results[1:]:
+        sources = [r.config.data.source for r in (first, other)]
+        pixels = [(r.facts.get("classes"), _checksum(r)) for r in (first, other)]
+        same_shape = first.config.data.model_copy(update={"limit": None}) == other.config.data.model_copy(
+            update={"limit": None}
+        )
+        if sources[0] != sources[1] or pixels[0][0] != pixels[1][0] or (same_shape and pixels[0] != pixels[1]):
+            raise RunError(
+                f"'{first.folder.path}' and '{other.folder.path}' were trained on different data ('{sources[0]}' and "
+                f"'{sources[1]}'), so their accuracies cannot be compared. List runs on the same data."
+            )
+
+
+def _checksum(result: Result) -> str | None:
+    found: str | None = result.facts.get("checksums", {}).get("test")
+    return found
+
+
 def compare_rows(results: list[Result], metric: str) -> list[dict[str, Any]]:
     """Group runs by equal settings: mean over clients for each seed, then mean and deviation over seeds."""
     groups: dict[Config, list[Result]] = defaultdict(list)

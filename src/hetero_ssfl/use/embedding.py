@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from ..config import DataConfig
+from ..data import Data, read_given
 from ..data.streams import Placed, each_image
 from ..errors import ConfigError, DataError
 from ..evaluation import extract_features
@@ -65,6 +66,23 @@ def embed(encoders: Sequence[nn.Module], images: Iterable[Placed], count: int, c
     if not rows:
         raise DataError("there are no readable images, expected at least one. Check --images.")
     return Embedded(rows, paths, [torch.cat(found) for found in parts])
+
+
+def embed_data(encoders: Mapping[str, nn.Module], data: Data, rad: Tensor, config: DataConfig) -> dict[str, Tensor]:
+    """Return the features of data of any kind, which are brought to the shape of the run's RAD, with each encoder."""
+    images = {"channels": rad.shape[1], "side": rad.shape[-1]} if rad.dtype == torch.uint8 and rad.ndim == 4 else {}
+    config = config.model_copy(update={"image_column": None, "label_column": None, **images})
+    if isinstance(data, (str, Path)):
+        total, pictures = each_image(config.model_copy(update={"source": str(data)}))
+        found = embed(list(encoders.values()), pictures, total, Console(stderr=True))
+        return dict(zip(encoders, found.features, strict=True))
+    samples = read_given(data, None, config, "the new data").pixels
+    if samples.shape[1:] != rad.shape[1:]:
+        raise DataError(
+            f"the new data have samples of shape {tuple(samples.shape[1:])}, expected {tuple(rad.shape[1:])} as in the "
+            "run. Convert them."
+        )
+    return {name: extract_features(encoder, samples) for name, encoder in encoders.items()}
 
 
 def _batches(images: Iterable[Placed]) -> Iterator[list[Placed]]:

@@ -14,7 +14,7 @@ from flwr.common.constant import ErrorCode
 from torch import Tensor
 
 from ...config import Config, parse_config
-from ...errors import HeteroSSFLError, ProtocolError
+from ...errors import ConfigError, ProtocolError
 from ...methods import Broadcast, method_class, method_for
 from ...methods.base import check_finite
 from ...models import Learner
@@ -26,13 +26,13 @@ from ..sites import NodeSite, SimulatedSite, Site
 from ..sites.node import RadMissingError
 from ..sites.participant import Participant
 from ..sum_records import pack_vector, session_of
+from .faults import full_text, public_text
 from .memory import ClientCache
 from .scoring import evaluate, export_model
 from .sums import Summing, keep_figures
 
 log = logging.getLogger(__name__)
 
-MOST_LETTERS = 1000  # of an error in a reply or in the log; a config may hold much longer words
 SPLITS = ("validation", "test")
 
 Report = Callable[[str, float, float], None]
@@ -51,9 +51,15 @@ class ClientProcess:
     threads: int | None = None
     """The number of torch threads, if the engine does not set it (Ray)."""
     report: Report = lambda *_: None
+    home: Path | None = None
+    """The home of the node that this process last worked for, where its faults are recorded."""
     clients: ClientCache = field(default_factory=ClientCache)
     _nodes: dict[Path, NodeSite] = field(default_factory=dict)
     _simulated: dict[Path, SimulatedSite] = field(default_factory=dict)
+
+    def is_local(self, node: Mapping[str, Any]) -> bool:
+        """Return whether the participant is part of a run on this machine, not a node with its own owner."""
+        return not node.get("settings") and bool(self.site or self.run_dir or node.get("run-dir"))
 
     def open_site(self, node: Mapping[str, Any]) -> tuple[Site, int]:
         """Return the site that a node config refers to, and the participant's number in it."""
@@ -67,6 +73,7 @@ class ClientProcess:
             opened = self._nodes.setdefault(path, NodeSite([path]))
             torch.set_num_threads(opened.settings(0).threads)  # a process may serve several nodes
             log_to_stderr(opened.settings(0).name)
+            self.home = opened.settings(0).home
             return opened, 0
         if not run_dir or not {"number", "partition-id"} & node.keys():
             raise ProtocolError(
@@ -102,7 +109,11 @@ def receive(process: ClientProcess, message: Message, context: Context, hello: b
     site, number = process.open_site(context.node_config)
     site.admit(number, message)  # before anything in it is parsed
     fields = fields_of(message.content)
-    header, config = header_of(fields), _config(str(fields.get("config")))
+    header = header_of(fields)
+    try:
+        config = _config(str(fields.get("config")))
+    except ConfigError as error:
+        raise ProtocolError(f"the server's config is not possible here: {error}") from None
     shape = (whole(fields, "channels"), whole(fields, "side")) if hello else None
     participant = site.participant(number, config, header, shape, rad_of(message.content))
     remember([participant.model.encoder])
@@ -114,28 +125,23 @@ def _config(config_toml: str) -> Config:
     return parse_config(config_toml, origin="the server's config")
 
 
-def answering(handler: Handler) -> Handler:
-    """Turn an exception into a one-sentence error reply, and log it."""
+def answering(process: ClientProcess) -> Callable[[Handler], Handler]:
+    """Turn any exception of a handler into an error reply (faults.py): Flower would send its whole text."""
 
-    @wraps(handler)
-    def answer(message: Message, context: Context) -> Message:
-        try:
-            return handler(message, context)
-        except RadMissingError:
-            return Message(pack(fields={"need": "rad"}), reply_to=message)
-        except (HeteroSSFLError, FloatingPointError, torch.OutOfMemoryError) as error:
-            log.warning("refused: %s", str(error)[:MOST_LETTERS])
-            return failed(message, error)
-        except Exception as error:  # whatever a message breaks, the node answers and waits for the next one
-            log.exception("failed")
-            return failed(message, error)
+    def decorate(handler: Handler) -> Handler:
+        @wraps(handler)
+        def answer(message: Message, context: Context) -> Message:
+            try:
+                return handler(message, context)
+            except RadMissingError:
+                return Message(pack(fields={"need": "rad"}), reply_to=message)
+            except Exception as error:
+                reason = full_text(error) if process.is_local(context.node_config) else public_text(error, process.home)
+                return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
-    return answer
+        return answer
 
-
-def failed(message: Message, error: Exception) -> Message:
-    reason = f"{type(error).__name__}: {error}"[:MOST_LETTERS]
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+    return decorate
 
 
 def whole(fields: Mapping[str, Scalar], key: str) -> int:
@@ -153,7 +159,7 @@ def client_app(process: ClientProcess) -> ClientApp:
     app = ClientApp()
 
     @app.query()
-    @answering
+    @answering(process)
     def hello(message: Message, context: Context) -> Message:
         """Reply with the participant's name and model. Flower's node ids are random, names are stable."""
         asked = receive(process, message, context, hello=True)
@@ -168,7 +174,7 @@ def client_app(process: ClientProcess) -> ClientApp:
         return Message(pack_reply(asked.header, facts=facts), reply_to=message)
 
     @app.train()
-    @answering
+    @answering(process)
     def train(message: Message, context: Context) -> Message:
         """Train one round: load the previous state, train, save the new state, reply."""
         asked = receive(process, message, context)
@@ -198,27 +204,27 @@ def client_app(process: ClientProcess) -> ClientApp:
         return Message(pack_vector(asdict(asked.header), masked), reply_to=message)
 
     @app.query("keys")
-    @answering
+    @answering(process)
     def advertise_keys(message: Message, context: Context) -> Message:
         asked = receive(process, message, context)
         return Message(asked.summing(context).keys(pack_reply(asked.header)), reply_to=message)
 
     @app.query("shares")
-    @answering
+    @answering(process)
     def share_secrets(message: Message, context: Context) -> Message:
         asked = receive(process, message, context)
         reply = asked.summing(context).shares(message.content, pack_reply(asked.header))
         return Message(reply, reply_to=message)
 
     @app.query("unmask")
-    @answering
+    @answering(process)
     def reveal_shares(message: Message, context: Context) -> Message:
         asked = receive(process, message, context)
         reply = asked.summing(context).unmask(message.content, pack_reply(asked.header))
         return Message(reply, reply_to=message)
 
     @app.evaluate()
-    @answering
+    @answering(process)
     def score(message: Message, context: Context) -> Message:
         """Probe the encoder after a round. On the last evaluation, also export it as a model."""
         asked = receive(process, message, context)

@@ -35,7 +35,7 @@ from ...events import (
     Started,
 )
 from ...methods import ClientId, Method, ServerState, Update, method_for
-from ...runs import RunFolder, resume_command
+from ...runs import RunFolder, change_command, resume_command
 from ...seeding import rng_for
 from ..records import Scalar, check_size, pack, read_figures, read_update
 from .outcome import Outcome
@@ -117,6 +117,8 @@ class Server:
         if self.opens_alone(state):
             needed = 1
         if len(updates) < needed:
+            if any("diverged in round" in reason for reason in excluded_in(events)):
+                raise self.diverged(state, next(excluded_in(events)))
             raise RunError(
                 f"round {number} got {len(updates)} usable replies, expected at least {needed}. First reason: "
                 f"{next(excluded_in(events), 'none')} "
@@ -125,6 +127,13 @@ class Server:
         updates = self.weighed(state, updates) if self.may_be_away else updates
         means = _means({name: dict(update.metrics) for name, update in updates.items()})
         return Outcome(self.method.aggregate(state, updates), events, len(updates), means)
+
+    def diverged(self, state: ServerState, reason: str) -> RunError:
+        lower = change_command(self.folder.path, "optim.lr", self.config.optim.lr / 10)
+        return RunError(
+            f"the loss diverged: {reason} Round {max(0, state.round)}, the last finished one, is kept: continue from "
+            f"there with, for example, a lower learning rate: {lower}"
+        )
 
     def collect(
         self, state: ServerState, contents: Mapping[ClientId, RecordDict], number: int

@@ -15,7 +15,7 @@ from ...config import Config
 from ...errors import ProtocolError, RunError
 from ...events import Answered, Joined, Left, Listener, Warned
 from ...methods import ClientId, ServerState
-from ...runs import RunFolder, load_tensors, resume_command
+from ...runs import FAULTS, RunFolder, append_line, load_tensors, resume_command
 from ...secure import FEWEST
 from ..records import NAME, Header, Scalar, check_header, check_size, fields_of, header_of, pack, pack_rad, with_rad
 from .seats import NoSeatError, Seats
@@ -49,6 +49,7 @@ class Roster:
         """The last round in which each client was connected."""
         self.refused: dict[int, str] = {}  # connected nodes that cannot take part, and why
         self.without_rad: set[ClientId] = set()
+        self.shown: set[str] = set()  # places where the user's code failed
         self.ask_again: dict[int, float] = {}  # when to ask nodes again that did not introduce themselves correctly
 
     def warn(self, text: str) -> None:
@@ -239,9 +240,20 @@ class Roster:
                 reply = replies.popleft()  # the only reference, so that a reply is freed before the next
                 key = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if key is not None:
+                    self.show_frames(reply)
                     arrived(key, reply)
         if waiting and hasattr(self.grid, "cancel"):  # too late: our own engine can also stop the work
             self.grid.cancel(set(waiting))
+
+    def show_frames(self, reply: Message) -> None:
+        """Show where a user's own code failed on this machine, once for each place, and keep it in the run folder."""
+        lines = (reply.error.reason or "").splitlines() if reply.has_error() and not self.may_be_away else []
+        place = "\n".join(lines[:-1])
+        if place and place not in self.shown:
+            self.shown.add(place)
+            text = "\n".join(["your code failed:", *lines])
+            append_line(self.folder.path / FAULTS, text)
+            self.warn(text)
 
 
 def _needs_rad(reply: Message) -> bool:

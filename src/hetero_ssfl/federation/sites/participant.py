@@ -6,12 +6,12 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...config import Config, ModelConfig, SslConfig
 from ...data import Images, to_input
 from ...methods import method_class
-from ...models import BUILTIN, Learner, build_learner, count_parameters, parse_spec
+from ...models import BUILTIN, Learner, build_learner, count_parameters, parse_spec, seeded_encoder
 from ...plugins import GIVEN
 from ...runs import StateFolder
 from .identity import Identity
@@ -97,6 +97,17 @@ class Participant:
 
     def newest(self) -> Learner:
         return self.learner(self.states.newest(self.config.rounds))
+
+    def encoder(self, trained: bool) -> nn.Module:
+        """Return only the encoder, in evaluation mode. Unlike all networks, it does not need the method or the data."""
+        example = blank(self.rad.shape[1:], self.rad.dtype)
+        module = seeded_encoder(self.model, *self.shape, self.config.seed, *self.seed_scope, example=example)
+        newest = self.states.newest(self.config.rounds) if trained else 0
+        if newest:
+            saved = self.states.load(newest).items()
+            own = {key.removeprefix("encoder."): value for key, value in saved if key.startswith("encoder.")}
+            module.load_state_dict(own)
+        return module.to(self.config.engine.device).eval()
 
 
 def blank(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

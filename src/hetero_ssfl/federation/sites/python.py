@@ -3,46 +3,35 @@
 Objects are never pickled. The worker processes of such a run are forked from the user's process.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from flwr.app import Message
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...config import Config, ModelConfig
+from ...config import Config
 from ...data import Images, digest, joined, random_view
 from ...errors import ConfigError, DataError, RunError
 from ...methods import method_class
 from ...models import build_learner, output_width
 from ...objectives import gram
-from ...runs import RunFolder, SiteKind
+from ...plugins import GIVEN, find, is_at_hand, is_missing
+from ...runs import RunFolder, SiteKind, load_tensors, resume_command
 from ..records import Header
 from .participant import Participant, blank
-from .site import NodeConfig, RadShape, Setup, check_device
+from .reading import PreparedClient, given_again, read_clients
+from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of
+
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PreparedClient:
-    """A user's `Client` with its data read and split."""
-
-    name: str
-    model: ModelConfig
-    train: Images
-    validation: Images
-    test: Images
-
-    def fingerprint(self) -> dict[str, object]:
-        """Return the facts that must be unchanged for a run to continue."""
-        sha = sha256()
-        for images in (self.train, self.validation, self.test):
-            labels = [] if images.labels is None else images.labels.tolist()
-            sha.update(f"{digest(images.pixels)} {images.pixels.dtype} {labels} {images.classes}".encode())
-        return {"data": sha.hexdigest(), "encoder": self.model.encoder, "examples": len(self.train)}
+START = "start"
+"""Folder of the weights from which encoders that were passed as module instances start."""
 
 
 class PythonSite:
@@ -51,8 +40,18 @@ class PythonSite:
     only_this_process: ClassVar[bool] = True
     runs_on_ray: ClassVar[bool] = False
 
-    def __init__(self, folder: RunFolder, clients: Sequence[PreparedClient], rad: Tensor) -> None:
-        self.folder, self.clients, self.rad = folder, tuple(clients), rad
+    def __init__(
+        self, folder: RunFolder, clients: Sequence[PreparedClient], rad: Tensor, sources: Mapping[str, Any]
+    ) -> None:
+        self.folder, self._clients, self._rad, self._sources = folder, tuple(clients), rad, sources
+
+    @property
+    def clients(self) -> tuple[PreparedClient, ...]:
+        return self._clients
+
+    @property
+    def rad(self) -> Tensor:
+        return self._rad
 
     # --- before the run ---
 
@@ -73,7 +72,8 @@ class PythonSite:
         facts: dict[str, object] = {
             "classes": self.clients[0].train.classes,
             "skipped_images": sum(c.train.skipped + c.test.skipped for c in self.clients),
-            "given": self.fingerprints(),
+            "given": self.fingerprints,
+            "sources": self._sources,
         }
         holdings = {
             c.name: torch.bincount(c.train.labels, minlength=len(c.train.classes)).tolist()
@@ -82,19 +82,45 @@ class PythonSite:
         }
         if holdings:
             facts["holdings"] = holdings
-        return Setup(self.rad, facts)
+        starts = {f"{START}/{name}": module.state_dict() for name, module in self._instances(config).items()}
+        return Setup(self.rad, facts, tensors=starts)
 
+    def _instances(self, config: Config) -> dict[str, nn.Module]:
+        """Return the encoders that were passed as module instances and exist in this process, by client."""
+        specs = {name: config.model_of(k).encoder for k, name in enumerate(self.names(config))}
+        found = {name: find(spec, "encoder") for name, spec in specs.items() if is_at_hand(spec)}
+        return {name: thing for name, thing in found.items() if isinstance(thing, nn.Module)}
+
+    def load_starting_weights(self, config: Config) -> None:
+        """Give instances the weights that the run started with: a script that is run again has other random ones."""
+        changed = []
+        for name, module in self._instances(config).items():
+            path = self.folder.path / START / f"{name}.safetensors"
+            saved = load_tensors(path)[0]
+            if any(not torch.equal(value.cpu(), saved[key]) for key, value in module.state_dict().items()):
+                changed.append(name)
+            module.load_state_dict(saved)
+        if changed:
+            log.warning(
+                "%s: the run in '%s' started from other weights than these encoders have now, and keeps its own. "
+                "To start from these, choose another run_dir.",
+                ", ".join(changed),
+                self.folder.path,
+            )
+
+    @cached_property
     def fingerprints(self) -> dict[str, dict[str, object]]:
-        return {c.name: c.fingerprint() for c in self.clients}
+        return {c.name: fingerprint(c) for c in self.clients}
 
     def difference(self, folder: RunFolder) -> str | None:
         facts = folder.read_json("facts.json")
-        before, now = facts.get("given", {}), self.fingerprints()
+        before, now = facts.get("given", {}), self.fingerprints
         if list(before) != list(now):
-            return "clients"
-        changed = next((name for name in now if before[name] != now[name]), None)
-        if changed:
-            return f"data or encoder of {changed}"
+            return f"clients ({', '.join(before)} there and {', '.join(now)} here)"
+        for name in now:
+            found = _difference(name, before[name], now[name])
+            if found:
+                return found
         return "RAD data" if facts["rad_digest"] != digest(self.rad) else None
 
     # --- who takes part ---
@@ -114,16 +140,16 @@ class PythonSite:
     def participant(
         self, number: int, config: Config, header: Header, rad_shape: RadShape = None, rad_sent: Tensor | None = None
     ) -> Participant:
-        client = self.clients[number]
+        name = self.names(config)[number]
         return Participant(
-            name=client.name,
+            name=name,
             config=config,
-            model=client.model,
+            model=config.model_of(number),
             seed_scope=("init", number),
             rad=self.rad,
-            own=lambda: client.train,
-            states=self.folder.states(client.name),
-            exports=self.folder.path / "models" / client.name,
+            own=lambda: self.clients[number].train,
+            states=self.folder.states(name),
+            exports=self.folder.path / "models" / name,
             labeled=lambda: self.pool,
             held_out=self.held_out,
         )
@@ -143,30 +169,78 @@ class PythonSite:
 
 
 class ReopenedPythonSite(PythonSite):
-    """A run's participants in a process without their objects: only names and finished models are available."""
+    """The participants of an earlier run, in any process.
+
+    Data and encoders that have a name are read again when they are needed. Objects exist only in the program that
+    passed them.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
 
-    def difference(self, folder: RunFolder) -> str | None:
-        return None  # nothing is here to compare
+    @cached_property
+    def clients(self) -> tuple[PreparedClient, ...]:
+        sources = self._facts.get("sources", {"clients": dict.fromkeys(self._facts["given"])})
+        objects = [f"the data of {name}" for name, source in sources["clients"].items() if source is None]
+        if objects:
+            raise self._missing(objects)
+        config, taken = self.folder.config, sources["rad_taken"]
+        models = [config.model_of(k) for k in range(len(sources["clients"]))]
+        prepared, _ = read_clients(given_again(sources), models, self.rad if taken is None else taken, config)
+        for client in prepared:
+            changed = _difference(client.name, self._facts["given"][client.name], fingerprint(client))
+            if changed:
+                raise DataError(
+                    f"the {changed.replace(' there', ' then').replace(' here', ' now')} have changed since the run in "
+                    f"'{self.folder.path}' began. Restore them, or start a new run; evaluate(data) tests on other data."
+                )
+        return tuple(prepared)
+
+    @cached_property
+    def rad(self) -> Tensor:
+        return load_rad_of(self.folder)
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        return self.folder.read_json("facts.json")
 
     def names(self, config: Config) -> list[str]:
-        return list(self.folder.read_json("facts.json")["given"])
+        return list(self._facts["given"])
 
     def node_configs(self, config: Config) -> list[NodeConfig]:
-        raise self.missing()
+        named = {"method": config.method, "views": config.views.function or "", "loss": config.ssl.kind}
+        named |= {"kernel": config.alignment.kernel, "optimiser": config.optim.kind}
+        named |= {f"encoder of {name}": config.model_of(k).encoder for k, name in enumerate(self.names(config))}
+        objects = [f"the {what} ('{spec.partition(':')[2]}')" for what, spec in named.items() if is_missing(spec)]
+        if objects:
+            raise self._missing(objects)
+        return super().node_configs(config)
 
-    def participant(
-        self, number: int, config: Config, header: Header, rad_shape: RadShape = None, rad_sent: Tensor | None = None
-    ) -> Participant:
-        raise self.missing()
-
-    def missing(self) -> RunError:
+    def _missing(self, objects: Sequence[str]) -> RunError:
         return RunError(
-            f"the clients of '{self.folder.path}' are Python objects that do not exist in this process. "
-            "Call federate(...) again with the same arguments."
+            f"'{self.folder.path}' was made with Python objects, which exist only in the program that passed them: "
+            f"{' and '.join(objects)}. Call there: {resume_command(self.folder.path)}."
         )
+
+
+def fingerprint(client: PreparedClient) -> dict[str, object]:
+    """Return the facts that must be unchanged for a run to continue."""
+    sha = sha256()
+    for images in (client.train, client.validation, client.test):
+        labels = [] if images.labels is None else images.labels.tolist()
+        sha.update(f"{digest(images.pixels)} {images.pixels.dtype} {labels} {images.classes}".encode())
+    return {"data": sha.hexdigest(), "encoder": client.model.encoder, "examples": len(client.train)}
+
+
+def _difference(name: str, before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
+    if before["encoder"] != now["encoder"]:
+        there, here = (str(which["encoder"]).removeprefix(f"{GIVEN}:") for which in (before, now))
+        return f"encoder of {name} ({there} there and {here} here)"
+    if before["data"] == now["data"]:
+        return None
+    counts = before["examples"], now["examples"]
+    how = "other contents" if counts[0] == counts[1] else f"{counts[0]} training samples there and {counts[1]} here"
+    return f"data of {name} ({how})"
 
 
 def _check_shapes(config: Config, site: PythonSite) -> None:

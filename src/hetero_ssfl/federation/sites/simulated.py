@@ -2,21 +2,21 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from flwr.app import Message
 from torch import Tensor
 
 from ...config import Config
-from ...data import Images, digest, load_images, load_rad, split_training_images
-from ...errors import ConfigError, ProtocolError
+from ...data import Images, load_images, load_rad, split_training_images, take_snapshot, what_changed
+from ...errors import ConfigError, DataError
 from ...methods import method_class
 from ...models import build_learner
-from ...runs import RunFolder, SiteKind, client_name, load_tensors
+from ...runs import SOURCES, RunFolder, SiteKind, client_name, load_tensors
 from ..records import Header
 from .participant import Participant
-from .site import NodeConfig, RadShape, Setup, check_device
+from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of
 
 
 class SimulatedSite:
@@ -52,10 +52,16 @@ class SimulatedSite:
                 name: torch.bincount(train.labels[own], minlength=len(train.classes)).tolist()
                 for name, own in rows.items()
             }
-        return Setup(rad, facts, {"validation": split.validation, "rad": split.rad, **rows})
+        facts["checksums"] = {"train": train.checksum, "test": test.checksum}
+        files = take_snapshot(config.data.source)
+        return Setup(rad, facts, {"validation": split.validation, "rad": split.rad, **rows}, files=files)
 
     def difference(self, folder: RunFolder) -> str | None:
-        return None  # the config determines the participants
+        """Return None: the config determines the participants. Raise DataError if their images have changed."""
+        changed = data_changes(folder)
+        if changed:
+            raise _changed(folder, changed)
+        return None
 
     # --- who takes part ---
 
@@ -97,7 +103,15 @@ class SimulatedSite:
 
     @cached_property
     def train(self) -> Images:
-        return load_images(self.folder.config.data, "train")
+        return self._images("train")
+
+    def _images(self, split: Literal["train", "test"]) -> Images:
+        """Load a split. The run knows its images by row number, so they must be those that it began with."""
+        images = load_images(self.folder.config.data, split)
+        recorded = self.folder.read_json("facts.json").get("checksums", {}).get(split)  # older runs have none
+        if recorded and images.checksum and images.checksum != recorded:
+            raise _changed(self.folder, data_changes(self.folder) or "other contents")
+        return images
 
     @cached_property
     def rows(self) -> dict[str, Tensor]:
@@ -105,13 +119,7 @@ class SimulatedSite:
 
     @cached_property
     def rad(self) -> Tensor:
-        tensors, about = load_tensors(self.folder.path / "rad.safetensors")
-        if digest(tensors["pixels"]) != about["digest"]:
-            raise ProtocolError(
-                f"the RAD in '{self.folder.path}' does not match its digest {about['digest'][:12]}. "
-                "Start the run again."
-            )
-        return tensors["pixels"]
+        return load_rad_of(self.folder)
 
     def pool(self) -> Images:
         """Return the training images of all clients, which probes are trained on."""
@@ -120,5 +128,19 @@ class SimulatedSite:
 
     def held_out(self, split: str) -> Images:
         if split == "test":
-            return load_images(self.folder.config.data, "test")
+            return self._images("test")
         return self.train.subset(self.rows["validation"])
+
+
+def data_changes(folder: RunFolder) -> str | None:
+    """Describe how the files of a run's data have changed since it began; None if they have not."""
+    if not (folder.path / SOURCES).exists():  # the data have no files, or the run is older than this record
+        return None
+    return what_changed(folder.config.data.source, folder.read_json(SOURCES)["data"])
+
+
+def _changed(folder: RunFolder, how: str) -> DataError:
+    return DataError(
+        f"the images of '{folder.config.data.source}' have changed since the run in '{folder.path}' began: {how}. "
+        f"Restore them, or start a new run; hetero-ssfl evaluate {folder.path} --images SOURCE tests on other images."
+    )

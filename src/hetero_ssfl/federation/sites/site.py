@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -11,9 +11,9 @@ from flwr.app import Message
 from torch import Tensor
 
 from ...config import Config
-from ...data import digest
-from ...errors import ConfigError
-from ...runs import RunFolder, SiteKind, save_tensors
+from ...data import Snapshot, digest
+from ...errors import ConfigError, ProtocolError
+from ...runs import SOURCES, RunFolder, SiteKind, load_tensors, save_tensors
 from ..records import Header
 from .participant import Participant
 
@@ -33,11 +33,19 @@ class Setup:
     facts: Mapping[str, object]
     split: Mapping[str, Tensor] | None = None
     """The rows of each client, of the validation set and of the RAD, if this machine splits one data set."""
+    tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    """Other tensors to keep with the run, by the names of their files."""
+    files: Snapshot | None = None
+    """The files of the data, if this machine splits one data set of files."""
 
     def write(self, folder: RunFolder, kind: SiteKind) -> None:
         """Write them with the facts that every run has: its kind of site, its name, and the digest of its RAD."""
         if self.split is not None:
             save_tensors(folder.path / "split.safetensors", self.split)
+        if self.files is not None:
+            folder.write_json(SOURCES, {"data": self.files})
+        for name, tensors in self.tensors.items():
+            save_tensors(folder.path / f"{name}.safetensors", tensors)
         common = {"site": kind, "federation": uuid.uuid4().hex, "rad_digest": digest(self.rad)}
         save_tensors(folder.path / "rad.safetensors", {"pixels": self.rad}, {"digest": common["rad_digest"]})
         folder.write_json("facts.json", {**common, **self.facts})
@@ -92,6 +100,16 @@ class Site(Protocol):
 
     def model_folders(self, folder: RunFolder) -> dict[str, Path]:
         """Return the folder of each participant's finished model, as far as known on this machine."""
+
+
+def load_rad_of(folder: RunFolder) -> Tensor:
+    """Return the RAD that a run folder keeps."""
+    tensors, about = load_tensors(folder.path / "rad.safetensors")
+    if digest(tensors["pixels"]) != about["digest"]:
+        raise ProtocolError(
+            f"the RAD in '{folder.path}' does not match its digest {about['digest'][:12]}. Start the run again."
+        )
+    return tensors["pixels"]
 
 
 def check_device(name: str) -> None:

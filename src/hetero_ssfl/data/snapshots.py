@@ -1,0 +1,65 @@
+"""Notice when the files of a source have changed: their names and contents are kept with a run.
+
+A file with the same name, size and time is taken to be unchanged; others are compared by a digest of their contents.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .cache import remembered
+from .sources import METADATA, SUFFIXES, locate
+
+Snapshot = dict[str, tuple[int, int, str]]
+"""For each file below a source: size, time of its last change in nanoseconds, and a digest of its contents."""
+
+TABLES = (".parquet", ".arrow")
+TABLE_FACTS = ("dataset_info.json", "dataset_dict.json", "state.json")
+
+
+def take_snapshot(source: str) -> Snapshot | None:
+    """Return the files of a local source; None for data without files of their own (`digits`, a hub id)."""
+    root = _root(source)
+    if root is None:
+        return None
+    stats = _stats(root)
+    # Remembered, so that the next run on the same files need not read them again.
+    found = remembered(["files", str(root), stats], lambda: {name: _digest(root, name) for name in stats})
+    return {name: (*stat, found[name]) for name, stat in stats.items()}
+
+
+def what_changed(source: str, before: Mapping[str, Sequence[int | str]]) -> str | None:
+    """Describe how the files of a source differ from an earlier snapshot; None if names and contents are the same."""
+    root = _root(source)
+    now = {} if root is None else _stats(root)
+    removed, added = sorted(before.keys() - now.keys()), sorted(now.keys() - before.keys())
+    other = [name for name in sorted(now.keys() & before.keys()) if list(now[name]) != list(before[name])[:2]]
+    changed = [name for name in other if root is None or _digest(root, name) != before[name][2]]
+    parts = [_count(names, verb) for names, verb in ((removed, "removed"), (added, "added"), (changed, "changed"))]
+    return ", ".join(filter(None, parts)) or None
+
+
+def _root(source: str) -> Path | None:
+    found = None if source == "digits" else locate(source)
+    return found.resolve() if isinstance(found, Path) else None
+
+
+def _stats(root: Path) -> dict[str, tuple[int, int]]:
+    files, base = (sorted(root.rglob("*")), root) if root.is_dir() else ([root], root.parent)
+    found = {}
+    for file in files:
+        if (file.suffix.lower() in (*SUFFIXES, *TABLES) or file.name in (*METADATA, *TABLE_FACTS)) and file.is_file():
+            stat = file.stat()
+            found[file.relative_to(base).as_posix()] = (stat.st_size, stat.st_mtime_ns)
+    return found
+
+
+def _digest(root: Path, name: str) -> str:
+    with (root / name if root.is_dir() else root).open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _count(names: Sequence[str], verb: str) -> str:
+    if not names:
+        return ""
+    return f"{len(names)} {verb} ({'such as ' if len(names) > 1 else ''}{names[0]})"

@@ -1,0 +1,76 @@
+"""What a participant says about a failure.
+
+On the user's own machine the server gets the whole text, with the last frames of the user's code. A node sends a code,
+a count and a sentence without names, paths or values of its data. The full text stays in the node's own log and in
+`faults.log` in its home, under an id that both sides show.
+"""
+
+import json
+import logging
+import time
+import traceback
+import uuid
+from pathlib import Path
+
+import torch
+
+from ...errors import ConfigError, DataError, DivergedError, HeteroSSFLError, ProtocolError, RunError
+from ...plugins import own_frames, place
+from ...runs import FAULTS, append_line
+
+log = logging.getLogger(__name__)
+
+MOST_LETTERS = 1000  # of an error in a reply or in the log; a config may hold much longer words
+
+SENTENCES: tuple[tuple[type[BaseException], str, str], ...] = (
+    (DataError, "data", "its images cannot be used"),
+    (ConfigError, "settings", "its settings, or the code that they name, cannot be used"),
+    (RunError, "files", "it cannot read or write its own files"),
+    (torch.OutOfMemoryError, "memory", "it ran out of memory"),
+    (MemoryError, "memory", "it ran out of memory"),
+)
+"""What a node says about each kind of error, and its code."""
+
+
+def full_text(error: Exception) -> str:
+    """Return the last frames of the user's code, if it failed, and then the error in one line."""
+    if isinstance(error, (HeteroSSFLError, torch.OutOfMemoryError)):
+        return f"{type(error).__name__}: {_one_line(error)}"
+    frames = "".join(traceback.format_list(own_frames(error)))
+    return f"{frames}{type(error).__name__}: {_one_line(error)}{place(error)}"
+
+
+def public_text(error: Exception, home: Path | None) -> str:
+    """Keep the full text on this machine, and return what may leave it: the code, the count, a sentence and an id."""
+    fault = uuid.uuid4().hex[:8]
+    log.warning("fault %s: %s", fault, _one_line(error), exc_info=None if isinstance(error, HeteroSSFLError) else error)
+    if home is not None:
+        entry = {"time": time.time(), "fault": fault, "text": "".join(traceback.format_exception(error))}
+        append_line(home / FAULTS, json.dumps(entry))
+    return f"{_sentence(error)} (fault {fault}; the node's log has the details)"
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, (ProtocolError, DivergedError)):  # about the server's message or the loss, not about the data
+        return f"{'protocol' if isinstance(error, ProtocolError) else 'diverged'}: {_one_line(error).rstrip('.')}"
+    for kind, code, sentence in SENTENCES:
+        if isinstance(error, kind):
+            count = getattr(error, "count", None)
+            how_many = f", {count} of them at least" if count else ""
+            reason = _system_reason(error) if code == "files" else None
+            return f"{code}: {sentence}{how_many}{f': {reason}' if reason else ''}"
+    return f"code: its own code failed with {type(error).__name__}"
+
+
+def _system_reason(error: BaseException) -> str | None:
+    """Return the system's words for the fault, such as 'No space left on device', without the path."""
+    cause = error.__cause__ or error.__context__
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:MOST_LETTERS]

@@ -1,0 +1,174 @@
+"""Runs from Python that last: in a new process, with more rounds, and after a script with random weights was killed."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.photographs import write_photographs
+from helpers.pieces import AnyNet
+from hetero_ssfl import Client, Run, RunFolder, federate
+from hetero_ssfl.errors import ConfigError, DataError, RunError
+from hetero_ssfl.evaluation import extract_features
+from hetero_ssfl.runs import load_tensors
+
+QUICK: dict[str, Any] = {
+    "data.side": 16,
+    "local_epochs": 1,
+    "evaluation.epochs": 5,
+    "optim.schedule": "constant",
+    "engine.workers": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photographs")
+    for seed, (name, count) in enumerate({"a": 24, "b": 24, "shared": 12, "new": 30}.items()):
+        write_photographs(root / name, count, seed=seed, classes=name != "shared")
+    return root
+
+
+def tiny(root: Path, run_dir: Path | None) -> Run:
+    """One client without labels, whose encoder has other random weights each time."""
+    client = Client(root / "shared", AnyNet(3), "own")
+    return federate([client], 4, "local", config="smoke", run_dir=run_dir, rounds=1, settings=QUICK, progress=False)
+
+
+@pytest.fixture(scope="module")
+def mixed(photographs: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run with an encoder that is built in, one that is an object, and one that can be imported."""
+    clients = [
+        Client(photographs / "a", "resnet8(width=4)"),
+        Client(photographs / "b", lambda in_channels: AnyNet(in_channels), "own"),
+        Client(photographs / "b", AnyNet, "class"),
+    ]
+    run_dir = tmp_path_factory.mktemp("mixed") / "run"
+    rad = photographs / "shared"
+    return federate(clients, rad, config="smoke", run_dir=run_dir, rounds=2, settings=QUICK, progress=False)
+
+
+# --- starting weights ---
+
+
+def test_the_same_script_with_other_random_weights_continues_its_run(
+    photographs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = tiny(photographs, tmp_path / "run")
+    started = load_tensors(tmp_path / "run" / "start" / "own.safetensors")[0]
+    trained = begun.encoder("own").state_dict()
+    shutil.rmtree(begun.path / "clients")  # as if it was killed in its first round
+    (begun.path / "server.safetensors").unlink()
+    (begun.path / "results.json").unlink()
+    again = tiny(photographs, tmp_path / "run")
+    assert all(torch.equal(value, again.encoder("own").state_dict()[key]) for key, value in trained.items())
+    assert not any(torch.equal(value, started[key]) for key, value in trained.items())
+    assert "own: the run in" in caplog.text
+    assert "keeps its own" in caplog.text
+
+
+def test_without_a_folder_an_unfinished_run_is_continued_and_a_finished_one_is_not(
+    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = tiny(photographs, None)
+    assert tiny(photographs, None).path.name == f"{first.path.name}-2"
+    (first.path / "results.json").unlink()
+    assert tiny(photographs, None).path == first.path
+    (first.path / "results.json").unlink()
+    with first.folder.lock():  # another process is training in it
+        assert tiny(photographs, None).path.name == f"{first.path.name}-3"
+
+
+# --- a new process ---
+
+
+def test_a_missing_encoder_does_not_hide_the_others(
+    mixed: Run, photographs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run.open(mixed.path)
+    assert isinstance(run.encoder("class"), AnyNet)
+    with pytest.raises(RunError, match=r"lambda.*does not exist in this process"):
+        run.encoder("own")
+    rad = load_tensors(mixed.path / "rad.safetensors")[0]["pixels"]
+    features = run.embed(photographs / "shared")
+    assert set(features) == {"client-000", "class"}
+    assert "own is left out: encoder = 'given:mixed.lambda' is a Python object" in caplog.text
+    for name, found in features.items():
+        assert torch.allclose(found, extract_features(mixed.encoder(name), rad), atol=1e-6)
+        assert torch.equal(run.embed(rad, name)[name], extract_features(mixed.encoder(name), rad))
+    assert run.table()["mutual_cka"].notna().tolist() == [True, False, True]
+    assert set(run.export(tmp_path / "out")) == {"client-000", "own", "class"}  # weights need no class
+    with pytest.raises(ConfigError, match="own's encoder was passed as an object"):
+        run.export(tmp_path / "own", "torch-export", "own")
+    page = run.report(tmp_path / "report.html").read_text()
+    assert "own is missing: encoder =" in page
+    assert "class helpers.pieces:AnyNet" in page
+
+
+def test_new_data_are_tested_without_the_runs_own_data(mixed: Run, photographs: Path) -> None:
+    table = Run.open(mixed.path).evaluate(photographs / "new")
+    assert list(table.index) == ["client-000", "class"]
+    assert list(table.columns) == ["linear", "knn"]
+    assert mixed.evaluate(photographs / "new").loc["class"].equals(table.loc["class"])
+    with pytest.raises(DataError, match="the new data have no labels"):
+        mixed.evaluate(photographs / "shared")
+    with pytest.raises(ConfigError, match=r"'rounds' cannot be set here: only evaluation\.\* can change"):
+        mixed.evaluate(photographs / "new", settings={"rounds": 3})
+
+
+def test_own_data_with_names_are_read_again_and_checked(mixed: Run) -> None:
+    def found(run: Run) -> dict[str, float]:
+        return {name: row["linear_all"] for name, row in run.evaluate().iterrows()}
+
+    recorded = mixed.folder.read_json("results.json")["clients"]
+    assert found(mixed) == {name: scores["linear_all"] for name, scores in recorded.items()}
+    again = found(Run.open(mixed.path))
+    assert again == {name: recorded[name]["linear_all"] for name in ("client-000", "class")}
+
+
+# --- more rounds ---
+
+
+def test_more_rounds_are_bit_identical_to_a_run_that_had_them_from_the_beginning(
+    photographs: Path, tmp_path: Path
+) -> None:
+    def named(run_dir: Path, rounds: int) -> Run:
+        clients = [Client(photographs / "a", "resnet8(width=4)"), Client(photographs / "b", AnyNet)]
+        settings = {**QUICK, "evaluation.every": 0}
+        return federate(clients, 12, config="smoke", run_dir=run_dir, rounds=rounds, settings=settings, progress=False)
+
+    whole, short = named(tmp_path / "whole", 3), named(tmp_path / "short", 2)
+    longer = Run.open(short.path).more(rounds=3, progress=False)  # as a new process would
+    assert longer.config.rounds == 3
+    assert longer.table().equals(whole.table())
+    assert (short.path / "results-000002.json").exists()
+    for name in whole.clients:
+        wanted, found = whole.encoder(name).state_dict(), longer.encoder(name).state_dict()
+        assert all(torch.equal(value, found[key]) for key, value in wanted.items())
+    assert named(short.path, 2).config.rounds == 3  # the same script still continues it
+    with pytest.raises(ConfigError, match="has finished 3 rounds, expected more than that in rounds = 3"):
+        longer.more(rounds=3, settings={"optim.lr": 0.01})
+    with pytest.raises(ConfigError, match="'seed' cannot change within a run"):
+        longer.more(rounds=4, settings={"seed": 2})
+
+
+def test_objects_are_named_before_anything_changes(mixed: Run) -> None:
+    with pytest.raises(RunError, match=r"the encoder of own \('mixed.lambda'\)\. Call there: federate\("):
+        Run.open(mixed.path).more(rounds=5)
+    assert RunFolder.open(mixed.path).config.rounds == 2
+    assert mixed.folder.finished
+
+
+# --- tables ---
+
+
+def test_a_printed_table_shows_all_columns(mixed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    table = mixed.table()
+    assert all(column in str(table) for column in table.columns)
+    assert all(f"<th>{column}</th>" in table._repr_html_() for column in table.columns)
+    assert max(map(len, str(table).splitlines())) <= 62  # pandas adds a mark where it continues below
+    assert "..." in str(table.copy())  # plain tables are shortened, so this test can fail
