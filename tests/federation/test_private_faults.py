@@ -54,7 +54,7 @@ def test_nothing_that_the_server_writes_names_a_nodes_files(tmp_path: Path) -> N
         (RunError("cannot write '/secret'"), "files: it cannot read or write its own files ("),
         (MemoryError("secret"), "memory: it ran out of memory ("),
         (ValueError("value 0417 of secret.png"), "code: its own code failed with ValueError ("),
-        (ProtocolError("its limit is 3."), "protocol: its limit is 3 ("),
+        (ProtocolError("its limit is 3."), "ProtocolError: its limit is 3 ("),
     ],
 )
 def test_each_kind_of_error_has_a_sentence(error: Exception, said: str, tmp_path: Path) -> None:

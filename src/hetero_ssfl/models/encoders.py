@@ -82,7 +82,7 @@ def output_width(encoder: nn.Module, spec: str, example: Tensor) -> int:
         raise ConfigError(
             f"encoder '{spec}' maps a batch of 2 to {got}, expected a tensor of shape (2, width). {remedy}."
         )
-    if not bool(out.isfinite().all()):
+    if not out.is_meta and not bool(out.isfinite().all()):  # a meta tensor has no values
         raise ConfigError(
             f"encoder '{spec}' returns nan or inf for finite inputs of shape {tuple(example.shape[1:])}. "
             "Check its forward for divisions by 0, logarithms and square roots."

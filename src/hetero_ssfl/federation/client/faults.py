@@ -52,7 +52,7 @@ def public_text(error: Exception, home: Path | None) -> str:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, (ProtocolError, DivergedError)):  # about the server's message or the loss, not about the data
-        return f"{'protocol' if isinstance(error, ProtocolError) else 'diverged'}: {_one_line(error).rstrip('.')}"
+        return f"{type(error).__name__}: {_one_line(error).rstrip('.')}"
     for kind, code, sentence in SENTENCES:
         if isinstance(error, kind):
             count = getattr(error, "count", None)
