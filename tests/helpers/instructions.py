@@ -14,7 +14,7 @@ from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.data import digest
 from hetero_ssfl.federation.client.app import ClientProcess, client_app
 from hetero_ssfl.federation.engines.workers import RUN_ID, set_identity
-from hetero_ssfl.federation.records import decode, encode, pack, with_rad
+from hetero_ssfl.federation.records import decode, encode, pack, pack_rad, with_rad
 
 from .federations import write_images, write_node
 
@@ -55,7 +55,7 @@ class Owner:
         sent = rad if isinstance(rad, Tensor) else RAD
         usual = {"federation": FEDERATION, "round": 1, "rad": digest(sent), "channels": 1, "side": 8, "split": "test"}
         content = pack(arrays, {**usual, "config": text, **fields})
-        content = content if rad is None else with_rad(content, sent)
+        content = content if rad is None else with_rad(content, pack_rad(sent))
         if isinstance(rad, Array):
             content["rad"]["pixels"] = rad
         set_identity(NODE)
