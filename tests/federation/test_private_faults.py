@@ -8,7 +8,7 @@ import pytest
 
 from helpers.rig import Rig
 from helpers.saved import lines
-from hetero_ssfl.errors import ConfigError, DataError, ProtocolError, RunError
+from hetero_ssfl.errors import ConfigError, DataError, DivergedError, ProtocolError, RunError
 from hetero_ssfl.federation.client.faults import full_text, public_text
 from hetero_ssfl.runs import write_json
 
@@ -54,7 +54,6 @@ def test_nothing_that_the_server_writes_names_a_nodes_files(tmp_path: Path) -> N
         (RunError("cannot write '/secret'"), "files: it cannot read or write its own files ("),
         (MemoryError("secret"), "memory: it ran out of memory ("),
         (ValueError("value 0417 of secret.png"), "code: its own code failed with ValueError ("),
-        (ProtocolError("its limit is 3."), "ProtocolError: its limit is 3 ("),
     ],
 )
 def test_each_kind_of_error_has_a_sentence(error: Exception, said: str, tmp_path: Path) -> None:
@@ -62,6 +61,12 @@ def test_each_kind_of_error_has_a_sentence(error: Exception, said: str, tmp_path
     assert text.startswith(said)
     assert "secret" not in text
     assert str(error) in json.loads((tmp_path / "faults.log").read_text())["text"]
+
+
+@pytest.mark.parametrize("error", [ProtocolError("its limit is 3."), DivergedError("the loss of a is nan.")])
+def test_refusals_are_told_as_they_are_and_write_nothing(error: Exception, tmp_path: Path) -> None:
+    assert public_text(error, tmp_path) == f"{type(error).__name__}: {error}"
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_systems_reason_is_told_without_the_path(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ def full_text(error: Exception) -> str:
 
 def public_text(error: Exception, home: Path | None) -> str:
     """Keep the full text on this machine, and return what may leave it: the code, the count, a sentence and an id."""
+    if isinstance(error, (ProtocolError, DivergedError)):  # about the server's message or the loss, not about the data
+        log.warning("refused: %s", _one_line(error))
+        return full_text(error)
     fault = uuid.uuid4().hex[:8]
     log.warning("fault %s: %s", fault, _one_line(error), exc_info=None if isinstance(error, HeteroSSFLError) else error)
     if home is not None:
@@ -51,8 +54,6 @@ def public_text(error: Exception, home: Path | None) -> str:
 
 
 def _sentence(error: Exception) -> str:
-    if isinstance(error, (ProtocolError, DivergedError)):  # about the server's message or the loss, not about the data
-        return f"{type(error).__name__}: {_one_line(error).rstrip('.')}"
     for kind, code, sentence in SENTENCES:
         if isinstance(error, kind):
             count = getattr(error, "count", None)
