@@ -24,13 +24,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors"},
     "presets": set(),
     "secure": {"errors"},
+    "noise": set(),
     "data": BASE,
     "models": BASE,
     "objectives": BASE | {"models"},
     "consensus": BASE | {"objectives"},
     "optimisers": BASE,
     "training": BASE | {"data", "models", "objectives", "consensus", "optimisers"},
-    "methods": BASE | {"data", "models", "objectives", "consensus", "secure", "training"},
+    "methods": BASE | {"data", "models", "noise", "objectives", "consensus", "secure", "training"},
     "evaluation": BASE | {"data"},
     "runs": BASE | {"events"},
     # The federation, from messages up to starting a run.
@@ -40,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     SITES: BASE
     | {"__init__", "data", "methods", "models", "objectives", "runs", "secure", RECORDS},  # __init__: the version
     CLIENT: BASE
-    | {"__init__", "data", "evaluation", "methods", "models", "runs", "secure", "training"}
+    | {"__init__", "data", "evaluation", "methods", "models", "noise", "runs", "secure", "training"}
     | {RECORDS, SUMS, SITES, "federation.logs"},
     SERVER: BASE | {"events", "methods", "runs", "secure", RECORDS, SUMS},
     ENGINES: {"config", "errors", "runs", RECORDS, SITES, CLIENT},

@@ -443,6 +443,33 @@ def test_nodes_with_registered_keys_recognise_each_other(stage: Stage) -> None:
             settings.write_text(settings.read_text().replace('key = "node.key"\npeers = "peers"\n', ""))
 
 
+def test_a_node_ends_at_its_privacy_budget(stage: Stage) -> None:
+    """Each vector costs, also that of a repeated round. The last one that fits is sent."""
+    privacy = stage.rig.config.privacy.model_copy(update={"epsilon": 2.0, "largest_entry": 16.0})
+    noisy = stage.rig.config.model_copy(update={"privacy": privacy})
+    stage.server = Server(stage.rig.grid, stage.rig.folder, noisy, stage.rig.listen, may_be_away=True)
+    stage.server.roster.gather(None)
+    settings = stage.rig.root / "node-3" / "node.toml"
+    before = settings.read_text()
+    settings.write_text(before + "[limits]\nepsilon = 1.8\n")
+    try:
+        for _ in range(3):  # three releases cost epsilon = 2
+            stage.play()
+    finally:
+        settings.write_text(before)
+    excluded = [event["excluded"] for event in lines(stage.rig.folder) if "excluded" in event]
+    assert len(excluded) == 1
+    assert (
+        "node-3 has a privacy budget of epsilon = 1.8, and this round would raise what it has spent to 2" in excluded[0]
+    )
+
+
+def test_a_node_with_a_budget_refuses_rounds_without_noise(stage: Stage, tmp_path: Path) -> None:
+    node = read_node(write_node(tmp_path, "a", SMALL, "[limits]\nepsilon = 3\n"))
+    with pytest.raises(ProtocolError, match="a takes part only with noise"):
+        check_instruction(node, stage.rig.config, 10)
+
+
 # --- settings ---
 
 

@@ -360,6 +360,12 @@ class PrivacyConfig(Section):
     largest_entry: PositiveFloat = 16.0
     """Secure sums: entries of a sketch are clipped to this size before they become integers. Typical are values near
     1."""
+    epsilon: PositiveFloat | None = None
+    """Secure sums: add noise, so that all rounds together are (epsilon, delta)-differentially private for each client.
+    Figures are then not sent."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    clip: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Noise: a client scales its sketch down to the sketch of a kernel of this norm."""
 
 
 class TrackingConfig(Section):
@@ -428,6 +434,12 @@ class Config(Section):
     def _secure_sums_are_possible(self) -> "Config":
         """Refuse settings that need what only a single contribution tells."""
         clients, alignment = self.clients, self.alignment
+        if self.privacy.epsilon is not None and (not self.privacy.secure or clients.weights != "uniform"):
+            raise ValueError(
+                f"privacy.epsilon = {self.privacy.epsilon:g} is not possible with privacy.secure = "
+                f"{str(self.privacy.secure).lower()} and clients.weights = {clients.weights!r}, expected true and "
+                "'uniform': the clients share the noise of a secure sum, and weights would need noise. Change them."
+            )
         if not self.privacy.secure:
             return self
         for found, wanted, reason in (

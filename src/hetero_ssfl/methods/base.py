@@ -140,6 +140,10 @@ class Method(ABC):
         spread = update.metrics.get("spread", 1.0)
         return f"features have collapsed (spread {spread:.3f})" if spread < COLLAPSED else None
 
+    def start_warning(self, clients: int) -> str | None:
+        """Server: return a warning before the first round with this many clients per round, or None."""
+        return None
+
     def round_warning(self, figures: Mapping[str, float]) -> str | None:
         """Server: return a warning about the round, based on the figures of `metrics`, or None."""
         return None

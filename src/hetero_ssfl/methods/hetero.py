@@ -24,6 +24,7 @@ from ..consensus import Sums, effective_rank, kernel_factor
 from ..data import random_view, take, to_input
 from ..errors import ProtocolError
 from ..models import Learner
+from ..noise import epsilon_of, noise_multiplier
 from ..objectives import alignment_distance
 from ..secure import Layout, Vector
 from ..training import TrainingClient, rad_representations, train
@@ -110,7 +111,26 @@ class HeteroSSFL(Method):
         mean = KernelState.from_tensors(state.shared)
         if mean is None:
             return {}
-        return {"consensus_effective_rank": effective_rank(mean.factor), "consensus_lost_share": mean.lost}
+        found = {"consensus_effective_rank": effective_rank(mean.factor), "consensus_lost_share": mean.lost}
+        privacy = self.config.privacy
+        if privacy.epsilon is None:
+            return found
+        z = noise_multiplier(privacy.epsilon, privacy.delta, self.config.rounds + 1)
+        del found["consensus_lost_share"]  # traces are not sent
+        return {**found, "epsilon": epsilon_of((state.round + 1) / z**2, privacy.delta)}
+
+    def start_warning(self, clients: int) -> str | None:
+        if self.summands.noise is None:
+            return None
+        entries = self.summands.layout().body
+        ratio = (
+            self.summands.noise.deviation * entries**0.5 / (self.config.rad.size * self.config.privacy.clip * clients)
+        )
+        learns = "it will not learn from the consensus" if ratio > 1 else "it may learn"
+        return (
+            f"privacy.epsilon = {self.config.privacy.epsilon:g}: with {clients} clients per round the noise in the "
+            f"mean kernel is {ratio:.3g} times as large as the largest signal, so {learns}; see docs/privacy.md"
+        )
 
     def round_warning(self, figures: Mapping[str, float]) -> str | None:
         clipped = figures.get("clipped", 0.0)

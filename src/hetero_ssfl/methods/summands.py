@@ -14,14 +14,25 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import ProtocolError
-from ..secure import Layout, Vector, decode, encode
+from ..noise import gaussian
+from ..noise import noise_multiplier as multiplier
+from ..secure import Layout, Rules, Vector, decode, encode
 from .base import Update
 
 FIGURES = ("loss_ssl", "loss_alignment", "spread", "batch_rank", "effective_rank", "clipped")
 """The figures of which the server learns the means. Others stay with the client."""
 LARGEST_FIGURE = 1e6
 MOST_IMAGES = 1e9
+NOISE_RANGE = 9.0  # deviations: the probability of more is 2e-19
 TOLERANCE = 0.05  # for a norm that is at most 1 except for rounding
+
+
+@dataclass(frozen=True)
+class Noise:
+    clip: float
+    """The largest norm of a client's kernel."""
+    deviation: float
+    """The standard deviation of the noise in each entry of the sum of all sketches."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,11 @@ class Summands:
         self.rows, self.columns = config.rad.size, min(config.alignment.rank, config.rad.size)
         self.by_size = config.clients.weights == "size"
         self.largest_weight = MOST_IMAGES if self.by_size else 1.0
-        self.largest_entry = config.privacy.largest_entry
+        self.largest_entry, self.threshold = config.privacy.largest_entry, config.privacy.threshold
+        self.noise: Noise | None = None
+        if config.privacy.epsilon is not None:
+            z = multiplier(config.privacy.epsilon, config.privacy.delta, config.rounds + 1)  # and the opening
+            self.noise = Noise(config.privacy.clip, z * config.privacy.clip * self.rows)
 
     def layout(self) -> Layout:
         """Equal weights fit into 32 bits, as exact as float32. Weights by size need 64."""
@@ -49,6 +64,8 @@ class Summands:
     def encode(self, update: Update, participants: int) -> Vector:
         weight = min(float(update.examples), MOST_IMAGES) if self.by_size else 1.0
         entries = update.arrays["sketch"].double().numpy().ravel()
+        if self.noise:
+            return self._noisy(entries, participants, self.noise)
         clipped = float((np.abs(entries) > self.largest_entry).mean())
         entries = weight * np.clip(entries, -self.largest_entry, self.largest_entry)
         known = {**update.metrics, "clipped": clipped}
@@ -57,8 +74,27 @@ class Summands:
         figures = [
             encode(np.array([v]), 64, participants, most) for v, most in zip(values, self._limits(), strict=True)
         ]
-        body = encode(entries, self.layout().word, participants, self.largest_weight * self.largest_entry)
+        body = encode(entries, self.layout().word, participants, self._range(participants))
         return Vector(np.concatenate(figures), body)
+
+    def _noisy(self, entries: NDArray[np.float64], participants: int, noise: Noise) -> Vector:
+        """Return the clipped sketch with this client's part of the noise. All else in the vector is constant."""
+        entries = entries * min(1.0, noise.clip * self.rows / max(float(np.linalg.norm(entries)), 1e-300))
+        entries = entries + gaussian(entries.size, self._part(participants))
+        limits, known = self._limits(), [1.0, 1.0, 1.0]
+        values = known + [0.0] * (len(limits) - len(known))
+        figures = [encode(np.array([v]), 64, participants, most) for v, most in zip(values, limits, strict=True)]
+        return Vector(np.concatenate(figures), encode(entries, 32, participants, self._range(participants)))
+
+    def _part(self, participants: int) -> float:
+        """Return the deviation of one client's noise: as many as must survive give all of it together."""
+        assert self.noise is not None
+        return self.noise.deviation / Rules(self.threshold).survivors_needed(participants) ** 0.5
+
+    def _range(self, participants: int) -> float:
+        """Return the largest size of an entry of the vector."""
+        room = NOISE_RANGE * self._part(participants) if self.noise else 0.0
+        return self.largest_weight * (self.largest_entry + room)
 
     def decode(self, total: Vector, participants: int, summands: int) -> Means:
         """Return the means, or raise ProtocolError for a sum that no honest clients can have."""
@@ -68,13 +104,14 @@ class Summands:
         expected = images if self.by_size else float(summands)
         if weight <= 0 or abs(weight - expected) > 0.5 or not summands <= images <= summands * MOST_IMAGES:
             raise ProtocolError(f"the weights of {summands} clients sum to {weight:g}, expected {expected:g}.")
-        body = decode(total.body, participants, self.largest_weight * self.largest_entry)
+        body = decode(total.body, participants, self._range(participants))
         mean = torch.from_numpy(body / weight).reshape(self.rows, self.columns)
-        self._check(mean, trace / weight)
+        self._check(mean, trace / weight, self._part(participants) / summands**0.5 if self.noise else 0.0)
         return Means(mean, trace / weight, self._means(values, counts))
 
-    def _check(self, mean: Tensor, trace: float) -> None:
+    def _check(self, mean: Tensor, trace: float, deviation: float) -> None:
         size, most = float(mean.norm()) / self.rows, 1 + TOLERANCE  # the columns of Omega have norm `rows`
+        most += 2 * deviation * mean.numel() ** 0.5 / self.rows
         if not 0 < size <= most or not 0 < trace <= most * self.rows**0.5:
             raise ProtocolError(
                 f"the mean kernel has norm {size:.3g} and trace {trace:.3g}, expected at most {most:.3g} and "

@@ -74,5 +74,7 @@ def export_model(participant: Participant, client: TrainingClient) -> None:
         "rad_digest": digest(participant.rad),
         "hetero_ssfl": __version__,
     }
+    if config.privacy.epsilon is not None:
+        card |= {"epsilon": config.privacy.epsilon, "delta": config.privacy.delta}
     save_tensors(participant.exports / "encoder.safetensors", encoder.state_dict(), card)
     write_json(participant.exports / "card.json", card)

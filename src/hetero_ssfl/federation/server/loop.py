@@ -66,6 +66,9 @@ class Server:
         everyone = state.roster
         self.folder.forget_events_after(state.round)
         self.listen(Started(max(0, state.round), self.config.rounds, everyone))
+        warning = self.method.start_warning(self.config.clients.selected_per_round(len(everyone)))
+        if warning:
+            self.roster.warn(warning)
         if state.round <= 0 and self.config.evaluation.every and not self.folder.events():
             self.folder.append_events([self.evaluate(0, "validation")])
         if state.round < 0:

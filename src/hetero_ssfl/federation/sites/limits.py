@@ -54,6 +54,8 @@ class LimitsConfig(Section):
     """Whether to refuse rounds in which the server would see this node's own contribution (`privacy.secure`)."""
     participants: Annotated[int, Field(ge=3)] = 3
     """The smallest number of participants of a secure sum."""
+    epsilon: PositiveFloat | None = None
+    """The privacy budget of this node in one federation. Rounds without noise, or beyond it, are refused."""
     code: tuple[str, ...] = ()
     """Views, kernels, losses and optimisers (`package.module:name`) and methods (`package.module:name`, or the name of
     an installed method) that a server may use in addition to the built-in ones. No other code is imported."""

@@ -34,7 +34,7 @@ from ...methods import METHODS, method_class
 from ...models import BUILTIN, Work, parse_spec, work_of
 from ...runs import RunFolder, SiteKind, StateFolder, load_tensors, save_tensors
 from ..records import DIGEST, FEDERATION, NAME, Header, check_size, fields_of
-from .identity import open_identity
+from .identity import Identity, open_identity
 from .limits import MOST_FRACTIONS, Held, LimitsConfig, check_costs, check_numbers, check_text
 from .participant import NOBODY, Participant
 from .site import NodeConfig, RadShape, Setup
@@ -96,6 +96,11 @@ def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None
         raise ProtocolError(
             f"{node.name} does not send weights, but method '{config.method}' requires them. "
             "Use 'hetero-ssfl', or set limits.weights_may_leave = true in the node settings."
+        )
+    if limits.epsilon is not None and config.privacy.epsilon is None:
+        raise ProtocolError(
+            f"{node.name} takes part only with noise (limits.epsilon = {limits.epsilon:g} in its node settings), but "
+            "the server asks for a round without. Set privacy.epsilon."
         )
     if limits.secure_only and not config.privacy.secure:
         raise ProtocolError(
@@ -291,8 +296,12 @@ def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -
         balanced=True,
         labeled=lambda: _images(config, "train"),
         held_out=lambda split: _images(config, split),
-        identity=open_identity(node.key, node.peers, node.limits.participants) if asked.privacy.secure else NOBODY,
+        identity=_identity(node) if asked.privacy.secure else NOBODY,
     )
+
+
+def _identity(node: NodeSettings) -> Identity:
+    return open_identity(node.key, node.peers, node.limits.participants, node.limits.epsilon)
 
 
 def _images(config: Config, split: str) -> Images:
