@@ -22,7 +22,7 @@ COUNTS = (5, 100, 1000, 3000, 10_000, 30_000, 100_000)
 
 
 def agreement(factor: torch.Tensor, columns: int, deviation: float, repeats: int = 3) -> float:
-    """Return the mean CKA of the noisy consensus with the kernel. `deviation` is that of an entry of the mean sketch."""
+    """Return the mean CKA of the noisy consensus with the kernel, for noise of this size in the mean sketch."""
     omega = sketching_matrix(len(factor), columns, 0)
     exact, found = sketch(factor, omega), []
     for repeat in range(repeats):
