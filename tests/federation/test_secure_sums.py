@@ -436,7 +436,7 @@ def test_nodes_with_registered_keys_recognise_each_other(stage: Stage) -> None:
         stage.reset()
         (stage.rig.root / "node-4" / "node.key").write_text("nonsense")
         assert same(stage.play().shared["factor"], stage.expected("node-4"))
-        assert any("Set 'key' in the node settings" in text for text in stage.warnings())
+        assert any("settings: its settings" in text for text in stage.warnings()), "the path stays at the node"
     finally:
         for name in NAMES:
             settings = stage.rig.root / name / "node.toml"
