@@ -33,7 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": BASE | {"data", "models", "objectives", "consensus", "optimisers"},
     "methods": BASE | {"data", "models", "noise", "objectives", "consensus", "secure", "training"},
     "evaluation": BASE | {"data"},
-    "runs": BASE | {"events"},
+    "sealing": {"errors"},
+    "run_files": {"errors"},
+    "runs": BASE | {"events", "run_files", "sealing"},
     # The federation, from messages up to starting a run.
     RECORDS: {"errors", "events", "methods"},
     "federation.logs": set(),
@@ -43,18 +45,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     CLIENT: BASE
     | {"__init__", "data", "evaluation", "methods", "models", "noise", "runs", "secure", "training"}
     | {RECORDS, SUMS, SITES, "federation.logs"},
-    SERVER: BASE | {"events", "methods", "runs", "secure", RECORDS, SUMS},
+    SERVER: BASE | {"events", "methods", "runs", "sealing", "secure", RECORDS, SUMS},
     ENGINES: {"config", "errors", "runs", RECORDS, SITES, CLIENT},
-    RUNNING: BASE | {"consensus", "evaluation", "events", "methods", "runs", RECORDS, SITES, CLIENT, SERVER, ENGINES},
+    RUNNING: BASE
+    | {"consensus", "data", "evaluation", "events", "methods", "runs", RECORDS, SITES, CLIENT, SERVER, ENGINES},
     "federation.superlink": {"config", "errors", "events", "federation.logs", SITES, RUNNING},
     "federation.strategy": {"config", "errors", "methods", RECORDS},
     "federation.continuing": BASE | {"methods", "runs"},
     "federation": {RUNNING, "federation.continuing"},
     # User interfaces.
     "report": BASE | {"consensus", "evaluation", "events", "methods", "runs", "theory_words"},  # no encoders
-    "use": BASE | {"data", "models", "evaluation", "events", "federation", SITES, "report", "runs"},
+    "use": BASE | {"data", "models", "evaluation", "events", "federation", SITES, "report", "runs", "sealing"},
     "progress": {"events", "screen"},
     "doctor": set(),
+    "checkup": {"doctor", "errors", "runs"},
     "deploy": BASE | {"events", "progress"},
     "api": BASE
     | {"data", "events", "federation", RECORDS, RUNNING, SITES, "methods", "objectives", "progress", "report"}
@@ -70,7 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "paper_results": BASE | {"paper", "report", "runs"},
     "cli": BASE
     | {"__init__", "federation", ENGINES, "report", "progress", "runs", "use"}
-    | {"doctor", "deploy", "describe", "demo", "paper", "paper_results", "costs", "sweep"}
+    | {"checkup", "doctor", "deploy", "describe", "demo", "paper", "paper_results", "costs", "sweep"}
     | {"theory", "measured_theory", "theory_words"},
 }
 

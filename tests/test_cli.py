@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
@@ -13,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from helpers.saved import change_config
 from hetero_ssfl import doctor
 from hetero_ssfl.cli import app, main
 from hetero_ssfl.doctor import Finding, check_instructions
+from hetero_ssfl.runs import RunFolder
 
 TINY = [
     *("--set", "data.limit=260", "--set", "data.validation=60", "--set", "rad.size=32"),
@@ -42,12 +43,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_compare_shows_the_difference_for_people_and_machines(finished: Path, tmp_path: Path, call: Call) -> None:
     other = tmp_path / "other"
     shutil.copytree(finished, other)
-    config = (other / "config.toml").read_text().replace('method = "hetero-ssfl"', 'method = "local"')
-    (other / "config.toml").write_text(config)
-    results = json.loads((other / "results.json").read_text())
+    change_config(other, {"method": "local"})
+    results = RunFolder(other).read_json("results.json")
     for scores in results["clients"].values():
         scores["linear_all"] += 7
-    (other / "results.json").write_text(json.dumps(results))
+    RunFolder(other).write_json("results.json", results)
     _, shown, _ = call("compare", finished, other, "--json", "--plot", tmp_path / "plot.png")
     rows = json.loads(shown)["rows"]
     assert [round(row["difference_to_first"], 6) for row in rows] == [0, 7]
@@ -63,6 +63,17 @@ def test_evaluate_reproduces_the_recorded_figures_and_can_compute_others(finishe
     assert set(json.loads(fewer)["clients"]["client-000"]) == {"knn_all", "knn_own"}
 
 
+def test_interrupting_before_training_says_that_nothing_was_written(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt  # as SIGTERM does
+
+    monkeypatch.setattr("hetero_ssfl.config.load_config", stop)
+    code, _, said = call("run", "smoke", "--run-dir", tmp_path / "run")
+    assert (code, "Interrupted before training began; nothing was written." in said) == (130, True)
+
+
 def test_interrupting_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     path = tmp_path / "run"
     arguments = ["run", "smoke", *TINY, "--set", "rounds=50", "--run-dir", str(path)]
@@ -76,8 +87,7 @@ def test_interrupting_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     assert child.returncode == 130
     assert f"hetero-ssfl run --resume {path}" in rest
     assert "Traceback" not in rest
-    config = path / "config.toml"
-    config.write_text(re.sub(r"^rounds = 50", "rounds = 2", config.read_text(), flags=re.M))
+    change_config(path, {"rounds": 2})
     resumed = hetero_ssfl("run", "--resume", path, "--json", "--quiet")
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["round"] >= 2

@@ -17,7 +17,20 @@ from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.events import ClientTrained
 from hetero_ssfl.methods import method_for
-from hetero_ssfl.paper import FIGURES, HETERO, OUR_ROWS, OURS, SCALES, Cell, cells_of, finished_runs, paper_table, score
+from hetero_ssfl.paper import (
+    FIGURES,
+    HETERO,
+    OUR_ROWS,
+    OURS,
+    SCALES,
+    Cell,
+    _accuracy,
+    _run_alone,
+    cells_of,
+    finished_runs,
+    paper_table,
+    score,
+)
 from hetero_ssfl.runs import RunFolder
 
 
@@ -100,7 +113,7 @@ def test_a_cell_shows_its_model_the_number_of_trained_clients_and_losses() -> No
     row = columns["method"].index("FedU")
     assert cast(str, columns["CIFAR-10"][row]).startswith("12.3 g (clients 11.0) (own classifier 8.0) |")
     assert cast(str, columns["CIFAR-100"][row]).startswith(r"12.3 \[1.2] (6 of 10 clients trained) ! |")
-    assert "replies or clients were lost" in str(table.caption)
+    assert "replies, clients or whole runs were lost" in str(table.caption)
 
 
 def make_cell(root: Path, method: str, **results: object) -> tuple[Cell, RunFolder]:
@@ -132,23 +145,32 @@ def test_a_lost_reply_marks_the_cell_and_a_global_model_gives_its_figure(tmp_pat
     assert found["lost"] == ["client-001 in round 1: NaN.", "client-009 was absent at the end"]
 
 
-def test_a_client_that_dies_every_round_marks_the_cell_and_the_exit_code(
+def cell_config(overrides: list[str]) -> str:
+    return cells_of("table4", "local SSL")[0].config("smoke", 0, overrides).to_toml()
+
+
+def test_a_client_that_dies_every_round_marks_its_cells_and_the_exit_code_and_the_others_are_run(
     tmp_path: Path, dying: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = f"clients.models=['resnet8(width=4)', '{dying}']"
     short = ["rounds=1", "clients.count=2", "clients.per_round=2", "evaluation.untrained=false", models]
     arguments = ["table4", "--scale", "smoke", "--only", "local SSL", "--root", str(tmp_path / "runs"), "--quiet"]
-    for setting in short:
-        arguments += ["--set", setting]
+    arguments += ["--seeds", "2", *(word for setting in short for word in ("--set", setting))]
     monkeypatch.setattr(sys, "argv", ["hetero-ssfl", "paper", *arguments, "--json"])
     with pytest.raises(SystemExit) as stopped:
         main()
     said = capsys.readouterr()
     assert stopped.value.code == 1, said.err
-    small, large = json.loads(said.out)["cells"]
-    assert (small["trained_clients"], large["trained_clients"], large["mean"]) == (1, 0, None)
-    assert "client-001 in round 1: client-001 failed: its process died of SIGABRT" in large["lost"][0]
-    assert "client-001" in said.err
+    for cell in json.loads(said.out)["cells"]:
+        assert (cell["mean"], cell["trained_clients"], cell["stopped_runs"]) == (None, 0, 2)  # both seeds were tried
+        assert (
+            "client-001 (encoder dying:Dying) failed twice in round 1: its process died of SIGABRT" in cell["lost"][1]
+        )
+        assert _accuracy(cell) == "incomplete !"
+    assert said.err.count("client-001") == 4
+    beside = _run_alone(cell_config(short), tmp_path / "runs" / "beside")
+    assert beside is not None
+    assert "SIGABRT" in beside
 
 
 def paper_json(

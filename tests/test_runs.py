@@ -1,4 +1,4 @@
-import json
+import hashlib
 import os
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hetero_ssfl.config import load_config
-from hetero_ssfl.errors import ProtocolError, RunError
+from hetero_ssfl.errors import LostStateError, ProtocolError, RunError
 from hetero_ssfl.events import RoundDone
 from hetero_ssfl.runs import RunFolder, SavedTensors, load_tensors, save_tensors, write_atomically
 
@@ -95,14 +95,30 @@ def test_events_survive_an_incomplete_last_line(tmp_path: Path) -> None:
     with (folder.path / "events.jsonl").open("a") as file:
         file.write('{"event": "round", "rou')
     assert folder.events() == [RoundDone(1), RoundDone(2)]
-    folder.forget_events_after(1)
-    assert (folder.path / "events.jsonl").read_text() == json.dumps(RoundDone(1).to_json()) + "\n"
+
+
+def test_events_count_up_to_the_commit_point(tmp_path: Path) -> None:
+    folder = make(tmp_path / "a")
+    folder.append_events([RoundDone(1)])
+    about = {"round": 1, "roster": [], "examples": {}, "shares": {}}
+    save_tensors(folder.path / "server.safetensors", {}, {**about, "events": folder.log.mark()})
+    folder.append_events([RoundDone(2)])
+    assert RunFolder(folder.path).events() == [RoundDone(1)]
+    again = RunFolder(folder.path)
+    again.append_events([RoundDone(3)])
+    whole = (folder.path / "events.jsonl").read_bytes()
+    assert again.log.mark() == {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}
+    (folder.path / "events.jsonl").write_bytes(whole.replace(b"1", b"7", 1))
+    with pytest.raises(LostStateError, match=r"events.jsonl' does not match its digest.*Restore it from a copy"):
+        folder.events()
 
 
 def test_a_client_keeps_its_two_newest_rounds(tmp_path: Path) -> None:
     folder = make(tmp_path / "a")
     for number in (1, 4, 9):
         folder.states("x").save(number, {"w": torch.tensor([float(number)])})
+    assert folder.states("x").newest(limit=3) == 1  # until the server has saved the round
+    folder.states("x").prune()
     assert folder.states("x").newest(limit=9) == 9
     assert folder.states("x").newest(limit=8) == 4
     with pytest.raises(ProtocolError, match=r"after round 3, but 'x' has only rounds \[4, 9\]"):

@@ -323,8 +323,8 @@ def test_a_run_that_has_not_finished_a_round_is_measured_from_untrained_networks
     finished: RunFolder, tmp_path: Path, call: Call
 ) -> None:
     path = Path(shutil.copytree(finished.path, tmp_path / "young"))
-    (path / "server.safetensors").unlink()
-    (path / "results.json").unlink()
+    for file in ("server.safetensors", "server-before.safetensors", "results.json"):
+        (path / file).unlink()
     found = json.loads(call("theory", path, "--steps", 1, "--json", "--quiet")[1])
     assert [each["start"] for each in found["rounds"]] == ["untrained networks"]
 
@@ -334,7 +334,7 @@ def test_a_method_without_kernels_is_refused_in_a_sentence(
     method: str, finished: RunFolder, tmp_path: Path, call: Call
 ) -> None:
     path = Path(shutil.copytree(finished.path, tmp_path / "other"))
-    (path / "config.toml").write_text(tiny(f"method={method}", "clients.models=['resnet8']").to_toml())
+    RunFolder(path).write_config(tiny(f"method={method}", "clients.models=['resnet8']"))
     code, _, said = call("theory", path)
     assert code == 2
     assert f"trained with method '{method}'. Choose a run with method = 'hetero-ssfl'." in said.replace("\n", " ")

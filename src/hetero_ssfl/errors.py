@@ -32,3 +32,15 @@ class DivergedError(HeteroSSFLError, FloatingPointError):
 
 class RunError(HeteroSSFLError):
     """A run folder is missing, in use, incomplete or damaged, or a run cannot continue."""
+
+
+class DamagedError(RunError):
+    """A file of a run is missing, or was changed or damaged after it was written."""
+
+
+class LostStateError(DamagedError):
+    """A state of the server or of a client is damaged. The round before it can be repeated, to the same state."""
+
+
+class FaultError(RunError):
+    """A run on one machine stopped because a client failed twice or a file is damaged. Finished rounds are kept."""

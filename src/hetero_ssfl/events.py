@@ -175,7 +175,7 @@ KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses_
 
 
 def from_json(line: Mapping[str, Any]) -> Event | None:
-    """Return the event of one line, or None for an unknown kind. Unknown fields are ignored."""
+    """Return the event of one line, or None for an unknown kind or a wrong type. Unknown fields are ignored."""
     kind = KINDS.get(str(line.get("event")))
     if kind is None:
         return None
@@ -183,6 +183,8 @@ def from_json(line: Mapping[str, Any]) -> Event | None:
     if "round" in names and type(line.get("round")) is not int:
         return None
     values = {name: value for name, value in line.items() if name in names}
+    if not all(_fits(kind, name, value) for name, value in values.items()):
+        return None
     if "figures" in names:
         values["figures"] = {k: v for k, v in line.items() if k not in names and is_number(v)}
     try:
@@ -191,13 +193,38 @@ def from_json(line: Mapping[str, Any]) -> Event | None:
         return None
 
 
+def _fits(kind: type[Event], name: str, value: object) -> bool:
+    """Tell whether a value of a saved kind has the type of its field. A run folder may come from someone else."""
+    if name in ("round", "bytes_down", "bytes_up", "examples", "replies"):
+        return type(value) is int
+    if name == "seconds":
+        return is_number(value)
+    if name in ("client", "split", "excluded", "warning"):
+        return isinstance(value, str)
+    if name == "clients" and kind is Evaluated:
+        return isinstance(value, Mapping) and all(map(_are_figures, value.values()))
+    if name == "mean":
+        return _are_figures(value)
+    if name == "spectrum":
+        return isinstance(value, list) and all(map(is_number, value))
+    if name == "mutual_cka":
+        return isinstance(value, list) and all(isinstance(row, list) and all(map(is_number, row)) for row in value)
+    if name in ("away", "clients"):
+        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    return True
+
+
+def _are_figures(value: object) -> bool:
+    return isinstance(value, Mapping) and all(map(is_number, value.values()))
+
+
 def from_lines(lines: Iterable[str | bytes]) -> list[Event]:
     """Return the events of a file's lines. An incomplete last line after a crash is skipped."""
     found = []
     for line in lines:
         try:
             content = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         event = from_json(content) if isinstance(content, Mapping) else None
         found += [event] if event is not None else []

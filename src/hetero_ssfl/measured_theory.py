@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from .config import Config
 from .data import random_view, take, to_input
 from .errors import RunError
-from .federation.running import participants, torch_threads
+from .federation.running import check_data, participants, torch_threads
 from .federation.sites import open_site
 from .federation.sites.participant import Participant
 from .methods import Broadcast, HeteroSSFL, ServerState, Update, method_for
@@ -28,7 +28,7 @@ from .methods.hetero import Alignment, mu_at
 from .models import Learner
 from .objectives import alignment_distance
 from .plugins import check_trusted
-from .runs import RunFolder, SavedTensors, load_tensors
+from .runs import RunFolder, SavedTensors
 from .seeding import global_seed, rng_for
 from .theory import (
     Bound,
@@ -110,6 +110,7 @@ def measure(folder: RunFolder, steps: int, tick: Callable[[], None] = lambda: No
             f"the theorem is about methods that align kernels, but '{folder.path}' was trained with method "
             f"'{config.method}'. Choose a run with method = 'hetero-ssfl'."
         )
+    check_data(folder)
     with torch_threads(config.engine.threads):
         everyone = list(participants(folder, open_site(folder), config))
         states = [("untrained networks", _opening(method, everyone))]
@@ -127,18 +128,18 @@ def _opening(method: HeteroSSFL, everyone: list[Participant]) -> ServerState:
 
 def _saved_state(folder: RunFolder) -> ServerState | None:
     """Return the state after the last finished round without changing any file; None before round 1."""
-    path = folder.path / "server.safetensors"
-    if not path.exists():
+    found = folder.server_state()
+    if found is None:
         return None
-    shared, about = load_tensors(path)
-    clients = {name: SavedTensors(folder.shares(name).path / file) for name, file in about["shares"].items()}
+    shared, about = found
+    clients = {name: SavedTensors(folder.shares(name).named(file)) for name, file in about["shares"].items()}
     state = ServerState(about["round"], tuple(about["roster"]), shared, clients, about["examples"])
     return state if state.round > 0 else None
 
 
 def _client(participant: Participant, committed: int) -> TrainingClient:
     """Return the client with its networks of the last finished round."""
-    newest = participant.states.newest(committed) if committed else 0
+    newest = participant.newest_round(committed) if committed else 0
     pixels = participant.images.pixels
     return TrainingClient(
         participant.name, participant.config, participant.learner(newest), pixels, participant.rad, round=newest

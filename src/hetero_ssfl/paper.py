@@ -19,7 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from .config import Config, load_config, parse_config
-from .errors import ConfigError
+from .errors import ConfigError, FaultError
 from .events import ClientTrained, RoundDone
 from .federation import start
 from .progress import RunView
@@ -234,29 +234,44 @@ def run_cells(
     quiet: bool,
     overrides: Sequence[str] = (),
     jobs: int = 1,
-) -> None:
-    """Run or resume unfinished cells, `jobs` runs at a time. Finished cells are left unchanged."""
+) -> dict[Path, str]:
+    """Run or resume unfinished cells, `jobs` runs at a time. Finished cells are left unchanged.
+
+    Return the reason for each run that a fault stopped; the other cells are run nevertheless.
+    """
     runs = {
         cell.folder(root, scale, seed): (f"{cell.name}, seed {seed}", cell.config(scale, seed, overrides))
         for seed in range(seeds)
         for cell in cells
     }
+    stopped: dict[Path, str] = {}
     if jobs == 1:
         for path, (title, config) in runs.items():
-            with RunView(console, title, quiet) as view:
-                start(config, path, view)
-        return
+            try:
+                with RunView(console, title, quiet) as view:
+                    start(config, path, view)
+            except FaultError as error:
+                stopped[path] = str(error)
+        return stopped
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        waiting = {pool.submit(_run_alone, config.to_toml(), path): title for path, (title, config) in runs.items()}
+        waiting = {pool.submit(_run_alone, config.to_toml(), path): path for path, (_, config) in runs.items()}
         done = track(as_completed(waiting), f"{jobs} runs at a time", len(waiting), console=console, disable=quiet)
         for finished in done:
-            finished.result()
-            console.print(f"{waiting[finished]}: done", highlight=False) if not quiet else None
+            path, fault = waiting[finished], finished.result()
+            if fault:
+                stopped[path] = fault
+            if not quiet:
+                console.print(f"{runs[path][0]}: {'stopped' if fault else 'done'}", highlight=False)
+    return stopped
 
 
-def _run_alone(config: str, path: Path) -> None:
-    """Run one cell without progress output, in a separate process."""
-    start(parse_config(config), path, lambda _: None)
+def _run_alone(config: str, path: Path) -> str | None:
+    """Run one cell without progress output, in a separate process. Return the fault that stopped it, if any."""
+    try:
+        start(parse_config(config), path, lambda _: None)
+    except FaultError as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True)
@@ -304,11 +319,12 @@ def finished_runs(cell: Cell, scale: Scale, seeds: int, root: Path) -> list[RunS
     return [score_run(cell, folder) for folder in folders if folder.finished]
 
 
-def score(cell: Cell, runs: list[RunScore], metric: str = "linear_all") -> dict[str, Any]:
+def score(cell: Cell, runs: list[RunScore], metric: str = "linear_all", faults: Sequence[str] = ()) -> dict[str, Any]:
     """Return a cell's accuracy after the last round.
 
     For methods with a global model, this is the accuracy of that model, as their authors report it; for other methods
-    it is the mean over the clients' own models, `clients_mean`. Only clients that trained are averaged.
+    it is the mean over the clients' own models, `clients_mean`. Only clients that trained are averaged. `faults` are
+    the reasons for which runs of the cell stopped.
     """
     known = sorted({name for run in runs for figures in run.clients.values() for name in figures})
     if known and metric not in known:
@@ -332,7 +348,8 @@ def score(cell: Cell, runs: list[RunScore], metric: str = "linear_all") -> dict[
         "classifier_mean": mean(classifiers) if classifiers else None,
         "trained_clients": sum(len(run.values(metric)) for run in runs),
         "never_trained_clients": sum(run.never_trained for run in runs),
-        "lost": [text for run in runs for text in run.lost],
+        "lost": [*faults, *(text for run in runs for text in run.lost)],
+        "stopped_runs": len(faults),
         "bytes_per_client_and_round": round(mean(sent)) if sent else None,
         "paper": cell.figure,
     }
@@ -351,7 +368,7 @@ def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) ->
         "g: global model, with the clients' own models in brackets"
         if any(s.get("of") == GLOBAL for s in scores)
         else "",
-        "!: replies or clients were lost" if any(s.get("lost") for s in scores) else "",
+        "!: replies, clients or whole runs were lost" if any(s.get("lost") for s in scores) else "",
     ]
     out = Table(
         title=f"{titles[table]}, scale {scale}{stand_in}. Test accuracy (%, {scores[0]['metric']}), last round: "
@@ -373,7 +390,7 @@ def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) ->
 
 def _accuracy(entry: dict[str, Any]) -> str:
     if entry.get("mean") is None:
-        return "-"
+        return "incomplete !" if entry.get("lost") else "-"
     seeds, clients = entry["sd_over_seeds"], entry["sd_over_clients"]
     text = f"{entry['mean']:.1f}" + (f" ± {seeds:.1f}" if seeds is not None else "")
     if entry.get("of") == GLOBAL:
@@ -385,4 +402,6 @@ def _accuracy(entry: dict[str, Any]) -> str:
     if entry.get("never_trained_clients"):
         everyone = entry["trained_clients"] + entry["never_trained_clients"]
         text += f" ({entry['trained_clients']} of {everyone} clients trained)"
+    if entry.get("stopped_runs"):
+        text += f" ({entry['stopped_runs']} runs incomplete)"
     return f"{text} !" if entry.get("lost") else text

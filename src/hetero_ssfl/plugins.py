@@ -120,7 +120,10 @@ _used: set[str] = set()  # names used in this process, in case the user's record
 
 def remember(specs: Iterable[str]) -> None:
     """Record code that the user trains with. From now on it is imported if a folder names it."""
-    entries = {_entry(spec) for spec in specs if ":" in spec and not spec.startswith(f"{GIVEN}:")}
+    _record_entries({_entry(spec) for spec in specs if ":" in spec and not spec.startswith(f"{GIVEN}:")})
+
+
+def _record_entries(entries: set[str]) -> None:
     new = entries - _known() if entries else entries
     _used.update(new)
     if new:
@@ -128,6 +131,29 @@ def remember(specs: Iterable[str]) -> None:
             _record().parent.mkdir(parents=True, exist_ok=True)
             with _record().open("a") as file:
                 file.writelines(f"{entry}\n" for entry in sorted(new))
+
+
+def remember_places(places: Iterable[str]) -> None:
+    """Record data and node settings files that the user trains with. From now on they are read if folders name them."""
+    _record_entries({_place(place) for place in places})
+
+
+def is_known_place(place: str) -> bool:
+    """Return whether data or a settings file that a folder names may be read."""
+    return place in os.environ.get(TRUST_VARIABLE, "").split(",") or _place(place) in _known()
+
+
+def check_place(place: str, what: str) -> None:
+    if not is_known_place(place):
+        raise ConfigError(
+            f"{what} = '{place}' was not used for training on this machine, so it is not read. "
+            f"If you trust the folder that names it, set {TRUST_VARIABLE}={place} in the environment."
+        )
+
+
+def _place(place: str) -> str:
+    path = Path(place).expanduser()
+    return json.dumps(["place", str(path.resolve()) if path.exists() else place])
 
 
 def is_trusted(spec: str) -> bool:

@@ -6,6 +6,7 @@
     split.safetensors    rows of the validation set, of the RAD and of each client
     rad.safetensors      the RAD's pixels
     server.safetensors   the server's state after the last finished round; writing it commits the round
+    server-before.safetensors  the state of the round before, from which a damaged round is repeated
     shares/NAME/         contributions of each client that the server keeps, the two newest rounds
     clients/NAME/        each client's own state, the two newest rounds
     models/NAME/         at the end: encoder.safetensors and card.json
@@ -18,8 +19,9 @@
     status.json          what the run is doing now
     tensorboard/         the same figures for TensorBoard, if the config asks for it
 
-Every file is written under a temporary name and then renamed; only events.jsonl is appended to, and an incomplete last
-line is ignored. Tensors are safetensors, all other files are JSON or TOML: nothing is ever unpickled.
+Every file is written under a temporary name and then renamed; only events.jsonl is appended to. Every file has a
+digest, which is checked when the file is read (sealing.py). That of events.jsonl is part of the commit point; lines
+after it do not count. Tensors are safetensors, all other files are JSON or TOML: nothing is ever unpickled.
 """
 
 import errno
@@ -27,14 +29,16 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,34 +46,45 @@ from safetensors.torch import save
 from torch import Tensor
 
 from .config import Config, parse_config
-from .errors import HeteroSSFLError, ProtocolError, RunError
+from .errors import DamagedError, HeteroSSFLError, LostStateError, ProtocolError, RunError
 from .events import Event, from_lines, to_lines
+from .run_files import SiteKind as SiteKind
+from .run_files import check_content
+from .sealing import (
+    COPY,
+    altered,
+    blank_seal,
+    seal_json,
+    seal_tensors,
+    seal_text,
+    tensors_match,
+    unseal_json,
+    unseal_text,
+)
 
-FORMAT = 3
+FORMAT = 4
 HISTORY = "history.json"
 FAULTS = "faults.log"
 SOURCES = "sources.json"
-READABLE = (2, 3)
+READABLE = (2, 3, 4)
+SEALED = 4  # the first format with digests
 
-SiteKind = Literal["simulated", "python", "nodes"]
-"""Where a run's participants are: a split of one data set, objects of a user's program, or node settings files."""
+STATE_FILE = re.compile(r"round-\d{6}\.safetensors")
+BEFORE = "server-before.safetensors"
+OTHER_SETTINGS = "Restore it from a copy. To train with other settings, start another run."
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, *content: bytes | memoryview) -> None:
     """Write a file completely or not at all, even if the power fails."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with scratch.open("wb") as file:
-            file.write(content)
+            file.writelines(content)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the rename must also survive a power failure
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "Free some disk space; nothing was lost" if full else "Choose a place where you may write"
@@ -89,25 +104,53 @@ def append_line(path: Path, line: str, most: int = 2**20) -> None:
             file.write(f"{line}\n")
 
 
+def sync_folder(path: Path) -> None:
+    """Make renames in a folder survive a power failure."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_atomically(path, json.dumps(content, indent=2).encode() + b"\n")
+    write_atomically(path, seal_json(content))
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
     # Copies, because safetensors refuses tensors that share memory, such as tied weights.
     contents = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    write_atomically(path, save(contents, {"about": json.dumps(dict(about or {}))}))
+    write_atomically(path, *seal_tensors(save(contents, {"about": blank_seal(about or {})})))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a file and what `save_tensors` was told about them."""
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("about", "{}"))
+            if not isinstance(about, dict) or not tensors_match(path):
+                raise altered(path)
+            about.pop("sha256", None)
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
-        raise RunError(f"'{path}' is missing. The run folder is incomplete; start the run again.") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise RunError(f"'{path}' cannot be read ({error}). Restore it from a copy or start the run again.") from None
+        raise DamagedError(f"'{path}' is missing. {COPY}") from None
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise DamagedError(f"'{path}' cannot be read ({error}). {COPY}") from None
+
+
+def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the state of a server or client. If it is damaged, the error says that it can be computed again."""
+    try:
+        return load_tensors(path)
+    except DamagedError as error:
+        raise LostStateError(str(error)) from None
+
+
+def load_commit(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a state of the server and what it says about its round."""
+    tensors, about = load_state(path)
+    check_content(about, path, COPY)
+    return tensors, about
 
 
 class SavedTensors(Mapping[str, Tensor]):
@@ -117,13 +160,13 @@ class SavedTensors(Mapping[str, Tensor]):
         self.path = path
 
     def __getitem__(self, name: str) -> Tensor:
-        return load_tensors(self.path)[0][name]
+        return load_state(self.path)[0][name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(load_tensors(self.path)[0])
+        return iter(load_state(self.path)[0])
 
     def __len__(self) -> int:
-        return len(load_tensors(self.path)[0])
+        return len(load_state(self.path)[0])
 
 
 def client_name(number: int) -> str:
@@ -158,6 +201,7 @@ def change_command(path: Path, setting: str, value: float) -> str:
 class RunFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self.log = EventLog(self.path / "events.jsonl")
 
     # --- create and open ---
 
@@ -167,7 +211,7 @@ class RunFolder:
         folder = cls(path)
         folder.write_json("environment.json", environment())
         fill(folder)
-        write_atomically(path / "config.toml", config.to_toml().encode())
+        folder.write_config(config)
         return folder
 
     @classmethod
@@ -178,7 +222,7 @@ class RunFolder:
         found = folder.read_json("environment.json").get("format")
         if found not in READABLE:
             raise RunError(
-                f"'{path}' has run format {found}, expected {' or '.join(map(str, READABLE))}. "
+                f"'{path}' has run format {found}, expected {READABLE[0]} to {READABLE[-1]}. "
                 "Read it with the version of hetero-ssfl that wrote it."
             )
         return folder
@@ -201,7 +245,21 @@ class RunFolder:
 
     @property
     def config(self) -> Config:
-        return parse_config((self.path / "config.toml").read_text(), origin=str(self.path / "config.toml"))
+        path = self.path / "config.toml"
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DamagedError(f"'{path}' cannot be read ({error}). {COPY}") from None
+        return parse_config(unseal_text(text, path, self.sealed, OTHER_SETTINGS), origin=str(path))
+
+    def write_config(self, config: Config) -> None:
+        write_atomically(self.path / "config.toml", seal_text(config.to_toml()).encode())
+
+    @property
+    def sealed(self) -> bool:
+        """Whether every file was written with a digest."""
+        about = self.path / "environment.json"
+        return about.exists() and bool(self.read_json("environment.json")["format"] >= SEALED)
 
     @property
     def earlier(self) -> list[tuple[int, Config]]:
@@ -222,8 +280,6 @@ class RunFolder:
             if facts.get("given"):
                 return "python"
             return "simulated" if (self.path / "split.safetensors").exists() else "nodes"
-        if facts["site"] not in get_args(SiteKind):
-            raise RunError(f"'{self.path}' has participants of kind '{facts['site']}', expected {get_args(SiteKind)}.")
         kind: SiteKind = facts["site"]
         return kind
 
@@ -239,15 +295,29 @@ class RunFolder:
     # --- files ---
 
     def read_json(self, name: str) -> dict[str, Any]:
+        path, remedy = self.path / name, COPY
+        if name == "results.json":
+            remedy = f"Delete it and continue with: {resume_command(self.path)}. It is then computed again."
         try:
-            content: dict[str, Any] = json.loads((self.path / name).read_text())
+            content = unseal_json(path.read_bytes(), path, remedy)
         except FileNotFoundError:
+            if name != "results.json":
+                raise DamagedError(f"'{path}' is missing. {COPY}") from None
             raise RunError(
                 f"'{self.path}' has no {name}: the run is not finished. Continue it with: {resume_command(self.path)}"
             ) from None
-        except ValueError as error:
-            raise RunError(f"'{self.path / name}' is not valid JSON ({error}). Restore it from a copy.") from None
+        except OSError as error:
+            raise DamagedError(f"'{path}' cannot be read ({error.strerror}). {COPY}") from None
+        check_content(content, path, remedy)
         return content
+
+    def rad(self) -> tuple[Tensor, str]:
+        """Return the RAD and its digest."""
+        path = self.path / "rad.safetensors"
+        tensors, about = load_tensors(path)
+        if "pixels" not in tensors or tensors["pixels"].ndim < 2 or not len(tensors["pixels"]):
+            raise DamagedError(f"'{path}' holds no RAD: expected rows of pixels. {COPY}")
+        return tensors["pixels"], str(about.get("digest"))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         write_json(self.path / name, content)
@@ -255,69 +325,121 @@ class RunFolder:
     # --- events ---
 
     def append_events(self, events: list[Event]) -> None:
-        lines = to_lines(events)
-        try:
-            with (self.path / "events.jsonl").open("a") as file:
-                file.write(lines)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(
-                f"cannot write events in '{self.path}': {error.strerror}. Free some disk space and resume."
-            ) from None
+        self.log.append(to_lines(events).encode())
 
     def events(self) -> list[Event]:
-        return from_lines(self._event_lines())
+        """Return the events of all finished rounds."""
+        commit = self.committed()
+        return from_lines(self.log.read(commit.get("events") if commit else None).splitlines())
 
-    def forget_events_after(self, round_number: int) -> None:
-        """Drop the events of unfinished rounds after a crash."""
-        kept = []
-        for line in self._event_lines():
-            try:
-                kept += [line] if json.loads(line)["round"] <= round_number else []
-            except ValueError:
-                continue  # an incomplete last line after a crash
-        write_atomically(self.path / "events.jsonl", "".join(f"{line}\n" for line in kept).encode())
+    def committed(self) -> dict[str, Any] | None:
+        """Return what the commit point says about the last finished round; None before the first."""
+        found = self.server_state()
+        return found and found[1]
 
-    def _event_lines(self) -> list[str]:
-        try:
-            return (self.path / "events.jsonl").read_text().splitlines()
-        except FileNotFoundError:
-            return []
+    def server_state(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the server's state after the last finished round, and what the commit point says about it."""
+        for path in (self.path / "server.safetensors", self.path / BEFORE):
+            if path.exists():
+                return load_commit(path)
+        return None
 
     # --- clients ---
 
     def states(self, name: str) -> "StateFolder":
         """The networks of a client that keeps its state in this folder."""
-        return StateFolder(self.path / "clients" / name)
+        return StateFolder(self._own_folder("clients", name), keep=3)
 
     def shares(self, name: str) -> "StateFolder":
         """Return the folder of the contributions that the server keeps of a client."""
-        return StateFolder(self.path / "shares" / name)
+        return StateFolder(self._own_folder("shares", name), keep=3)
+
+    def _own_folder(self, kind: str, name: str) -> Path:
+        """Return the folder of a client. A name from a file must not lead out of the run folder."""
+        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
+            raise DamagedError(f"'{self.path}' names a client {str(name)[:40]!r}, expected a plain name. {COPY}")
+        return self.path / kind / name
 
 
-class StateFolder:
-    """The tensors of one participant after its two newest rounds: its networks, or its contributions on the server.
-
-    Two rounds are kept because a server that crashes before it saves a round requests that round again.
-    """
+class EventLog:
+    """events.jsonl with a running digest. The commit point of a round says how long the file was, and its digest."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._size, self._digest = 0, sha256()
+        self._known = False  # whether size and digest are those of the file
+
+    def append(self, lines: bytes) -> None:
+        self._look()
+        try:
+            with self.path.open("ab") as file:
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(
+                f"cannot write events in '{self.path.parent}': {error.strerror}. Free some disk space and resume."
+            ) from None
+        self._size += len(lines)
+        self._digest.update(lines)
+
+    def mark(self) -> dict[str, Any]:
+        """Return the length and digest of the file for a commit point."""
+        self._look()
+        return {"bytes": self._size, "sha256": self._digest.hexdigest()}
+
+    def read(self, mark: Mapping[str, Any] | None) -> bytes:
+        """Return the part of the file that a commit point covers, checked; the whole file without one."""
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        except OSError as error:
+            raise LostStateError(f"'{self.path}' cannot be read ({error.strerror}). {COPY}") from None
+        if mark is None:
+            return content
+        committed = content[: mark["bytes"]]
+        if len(committed) != mark["bytes"] or sha256(committed).hexdigest() != mark["sha256"]:
+            raise LostStateError(str(altered(self.path)))
+        return committed
+
+    def keep(self, content: bytes) -> None:
+        """Replace the file after a crash by what counts of it."""
+        write_atomically(self.path, content)
+        self._known = False
+
+    def _look(self) -> None:
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if not self._known or size != self._size:
+            content = self.read(None)
+            self._size, self._digest, self._known = len(content), sha256(content), True
+
+
+class StateFolder:
+    """The tensors of one participant after its newest rounds: its networks, or its contributions on the server.
+
+    Two rounds are kept because a server that crashes before it saves a round requests that round again. Until the
+    server has saved a round, a run folder keeps three, so that the round before can also be repeated.
+    """
+
+    def __init__(self, path: Path, keep: int = 2) -> None:
+        self.path, self.keep = path, keep
 
     def save(self, round_number: int, tensors: Mapping[str, Tensor]) -> None:
         """Save a round. Later ones are deleted: they were not committed, and must not displace the earlier state."""
-        save_tensors(self.file(round_number), tensors)
-        saved = self._saved()
-        kept = [r for r in saved if r <= round_number][-2:]
-        for other in set(saved) - set(kept):
-            self.file(other).unlink(missing_ok=True)  # a leftover worker of a killed run may have deleted it
+        save_tensors(self.file(round_number), tensors, self._about(round_number))
+        self.forget_after(round_number)
+        self.prune(self.keep)
+
+    def prune(self, keep: int = 2) -> None:
+        for old in self._saved()[:-keep]:
+            self.file(old).unlink(missing_ok=True)  # a leftover worker of a killed run may have deleted it
 
     def forget_after(self, round_number: int) -> None:
         """Delete the files of unfinished rounds after a crash."""
         for later in self._saved():
             if later > round_number:
-                self.file(later).unlink()
+                self.file(later).unlink(missing_ok=True)
 
     def newest(self, limit: int) -> int:
         """Return the newest saved round up to `limit`; 0 for an untrained client."""
@@ -331,7 +453,17 @@ class StateFolder:
         return found
 
     def load(self, round_number: int) -> dict[str, Tensor]:
-        return load_tensors(self.file(round_number))[0]
+        tensors, about = load_state(self.file(round_number))
+        if about and about != self._about(round_number):  # older versions wrote nothing
+            raise LostStateError(
+                f"'{self.file(round_number)}' holds the state of {about.get('name')} after round {about.get('round')}. "
+                f"{COPY}"
+            )
+        return tensors
+
+    def _about(self, round_number: int) -> dict[str, Any]:
+        """Return what a file says about itself, so that a file in another's place is noticed."""
+        return {"name": self.path.name, "round": round_number}
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -341,7 +473,14 @@ class StateFolder:
             yield
 
     def _saved(self) -> list[int]:
-        return sorted(int(file.stem.removeprefix("round-")) for file in self.path.glob("round-*.safetensors"))
+        files = (file for file in self.path.glob("round-*") if STATE_FILE.fullmatch(file.name))
+        return sorted(int(file.stem.removeprefix("round-")) for file in files)
+
+    def named(self, file: str) -> Path:
+        """Return the file with this name, which the commit point gives."""
+        if not isinstance(file, str) or not STATE_FILE.fullmatch(file):
+            raise DamagedError(f"'{self.path}' has no file {str(file)[:40]!r}, expected round-N.safetensors. {COPY}")
+        return self.path / file
 
     def file(self, round_number: int) -> Path:
         return self.path / f"round-{round_number:06d}.safetensors"

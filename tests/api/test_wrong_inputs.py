@@ -1,6 +1,5 @@
 """Common mistakes give a one-sentence error with a remedy, in Python and on the command line; nothing is written."""
 
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from helpers.pieces import net
-from hetero_ssfl import Client, Run, cli, federate
+from hetero_ssfl import Client, Run, RunFolder, cli, federate
 from hetero_ssfl.data import Images
 from hetero_ssfl.errors import ConfigError, DataError, HeteroSSFLError, RunError
 
@@ -166,9 +165,9 @@ def test_a_run_folder_of_another_version_is_refused(
 ) -> None:
     old = tmp_path / "old"
     shutil.copytree(run.path, old)
-    about = json.loads((old / "environment.json").read_text())
-    (old / "environment.json").write_text(json.dumps({**about, "format": 99}))
-    expected = r"'.*/old' has run format 99, expected 2 or 3. Read it with the version of hetero-ssfl that wrote it."
+    folder = RunFolder(old)
+    folder.write_json("environment.json", {**folder.read_json("environment.json"), "format": 99})
+    expected = r"'.*/old' has run format 99, expected 2 to 4. Read it with the version of hetero-ssfl that wrote it."
     with pytest.raises(RunError, match=expected):
         federate(clients, digits.pixels[600:650], config="smoke", run_dir=old, progress=False)
     with pytest.raises(SystemExit) as left:

@@ -130,7 +130,7 @@ class Stage:
         self.replies: dict[int, Message] = {}
         for node in (100, 101, 102):
             self.rig.grid.tamper[node] = self.remember
-        self.server = Server(self.rig.grid, self.rig.folder, self.rig.config, self.rig.listen)
+        self.server = Server(self.rig.grid, self.rig.folder, self.rig.config, self.rig.listen, may_be_away=True)
         self.server.roster.gather(None)
         self.start = ServerState(-1, ROSTER)
         self.server.play(self.start, ROSTER)

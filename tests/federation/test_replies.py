@@ -49,4 +49,4 @@ def test_clients_that_are_sent_the_same_arrays_share_one_copy(tmp_path: Path) ->
         server.roster.gather(None)
         state = server.play(ServerState(-1, NAMES), NAMES)
         contents = server.broadcasts(state, NAMES, 1)
-        assert len({id(content) for content in contents.values()}) == copies
+        assert len({id(content["arrays"]) for content in contents.values()}) == copies

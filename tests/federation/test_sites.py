@@ -58,7 +58,7 @@ def test_a_run_knows_its_participants_and_how_it_continues(
         about = folder.read_json("environment.json")
         (folder.path / "environment.json").write_text(json.dumps({**about, "format": 2}))
     folder = RunFolder.open(folder.path)
-    site = open_site(folder)
+    site = open_site(folder, to_train=True)
     assert (folder.site, site.kind) == (kind, kind)
     assert site.names(folder.config) == names
     assert resume_command(folder.path).startswith(continues)
@@ -66,7 +66,7 @@ def test_a_run_knows_its_participants_and_how_it_continues(
 
 def test_participants_on_other_machines_are_not_available_here(tmp_path: Path) -> None:
     folder = remote(tmp_path)
-    site = open_site(folder)
+    site = open_site(folder, to_train=True)
     assert isinstance(site, NodeSite)
     for ask in (site.names, site.node_configs, lambda config: list(participants(folder, site, config))):
         with pytest.raises(RunError, match="on other machines"):
@@ -76,7 +76,7 @@ def test_participants_on_other_machines_are_not_available_here(tmp_path: Path) -
 
 def test_error_for_objects_of_another_process_names_the_remedy(tmp_path: Path) -> None:
     folder = of_python(tmp_path)
-    site = open_site(folder)
+    site = open_site(folder, to_train=True)
     assert isinstance(site, ReopenedPythonSite)
     assert list(site.model_folders(folder)) == ["zeta", "alpha"]
     zeta, _ = participants(folder, site, folder.config)
@@ -88,7 +88,7 @@ def test_error_for_objects_of_another_process_names_the_remedy(tmp_path: Path) -
 @pytest.mark.parametrize("make", [simulated, of_nodes])
 def test_a_node_finds_its_participant_from_its_node_config(make, tmp_path: Path) -> None:
     folder = make(tmp_path)
-    config, site = folder.config, open_site(folder)
+    config, site = folder.config, open_site(folder, to_train=True)
     process = ClientProcess()
     for number, told in enumerate(json.loads(json.dumps(site.node_configs(config)))):  # it is sent as JSON
         found, own_number = process.open_site(told)
@@ -105,8 +105,8 @@ def test_an_unknown_kind_of_site_is_refused(tmp_path: Path) -> None:
     folder = simulated(tmp_path)
     facts = folder.read_json("facts.json")
     (folder.path / "facts.json").write_text(json.dumps({**facts, "site": "on the moon"}))
-    with pytest.raises(RunError, match="kind 'on the moon', expected"):
-        open_site(folder)
+    with pytest.raises(RunError, match="site = on the moon, expected: 'simulated'"):
+        open_site(folder, to_train=True)
 
 
 def test_a_run_cannot_continue_with_other_settings_files(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_process_that_serves_several_nodes_trains_each_with_its_own_threads(tm
 def test_nothing_in_a_strangers_run_folder_becomes_a_path(fact: str, value: str, tmp_path: Path) -> None:
     """A RAD that does not match its digest is deleted: the digest must not name another file."""
     folder = of_nodes(tmp_path)
-    site = open_site(folder)
+    site = open_site(folder, to_train=True)
     assert isinstance(site, NodeSite)
     home = site.settings(0).home
     (home / "rad").mkdir(parents=True)

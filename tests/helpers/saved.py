@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hetero_ssfl.config import with_settings
 from hetero_ssfl.runs import RunFolder, load_tensors
 
 
@@ -22,3 +23,9 @@ def server_tensors(run: Path) -> dict[str, Tensor]:
 def lines(folder: RunFolder) -> list[dict[str, Any]]:
     """Return the raw lines of events.jsonl as JSON objects."""
     return [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+
+
+def change_config(run: Path, settings: dict[str, Any]) -> None:
+    """Write a run's config again with other settings and the digest that belongs to them."""
+    folder = RunFolder(run)
+    folder.write_config(with_settings(folder.config, settings))

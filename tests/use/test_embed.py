@@ -178,7 +178,10 @@ def test_an_error_says_why_a_run_has_no_models(run: Path, tmp_path: Path, call: 
     (broken / "models" / "client-000" / "card.json").write_text('{"client": "client-000"}')
     assert "does not describe the encoder" in call("embed", broken, *rest)[2]
     shutil.rmtree(broken / "models")
+    assert "client-000' has no readable card.json" in call("embed", broken, *rest)[2]
+    write_json(broken / "facts.json", {"site": "nodes", "nodes": []})
     assert "the participants keep them on their own machines" in call("embed", broken, *rest)[2]
+    shutil.copy(run / "facts.json", broken)
     (broken / "results.json").unlink()
     assert "Continue it with: hetero-ssfl run --resume" in call("embed", broken, *rest)[2]
     assert "neither a run folder" in call("embed", tmp_path / "nowhere", *rest)[2]

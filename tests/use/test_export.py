@@ -168,11 +168,12 @@ def test_only_exports_of_the_same_model_are_overwritten(name: str, run: Path, tm
         assert "is not the card of this model" in call("export", retrained, "-o", target)[2]
 
 
-def test_a_failed_export_leaves_no_card_behind(
-    run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("file", ["encoder.safetensors", "README.md", "card.json"])
+def test_a_failed_export_leaves_nothing_behind(
+    file: str, run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, content: bytes) -> None:
-        if path.suffix == ".safetensors":
+        if path.name == file:
             raise RunError(f"cannot write '{path}': no space left.")
         write_atomically(path, content)
 

@@ -16,6 +16,7 @@ from hetero_ssfl.federation import start
 from hetero_ssfl.plugins import check_trusted, is_trusted, remember
 from hetero_ssfl.report.page import render
 from hetero_ssfl.runs import save_tensors, write_json
+from hetero_ssfl.sealing import seal_text, unseal_text
 from hetero_ssfl.use.models import find_model
 from hetero_ssfl.use.rad_features import read_rad_features
 
@@ -115,8 +116,9 @@ def test_a_run_from_another_machine_runs_no_code(
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
-    assert old in config.read_text()
-    config.write_text(config.read_text().replace(old, new.format(trace=trace)))
+    text = unseal_text(config.read_text(), config, required=True)
+    assert old in text
+    config.write_text(seal_text(text.replace(old, new.format(trace=trace))))  # a stranger also writes the digest
     assert "is code that you have not trained with" in render([tmp_path / "run"], read_rad_features)
     code, _, said = call("evaluate", tmp_path / "run")
     assert code == 2
@@ -124,13 +126,17 @@ def test_a_run_from_another_machine_runs_no_code(
     assert not trace.exists()
 
 
-def test_a_run_runs_no_code_from_node_settings(run: Path, trace: Path, tmp_path: Path, call: Call) -> None:
+def test_a_run_runs_no_code_from_node_settings(
+    run: Path, trace: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(run, tmp_path / "run")
     node = tmp_path / "run" / "node.toml"
     node.write_text(f"name = 'a'\nencoder = \"subprocess:getoutput(cmd='touch {trace}')\"\n[data]\nsource = 'digits'\n")
     write_json(
         tmp_path / "run" / "facts.json", {"site": "nodes", "nodes": [str(node)], "federation": "0", "rad_digest": "0"}
     )
+    assert "on other machines" in call("evaluate", tmp_path / "run")[2]
+    monkeypatch.setenv("HETERO_SSFL_TRUST", str(node))
     assert "is code that you have not trained with" in call("evaluate", tmp_path / "run")[2]
     assert not trace.exists()
 

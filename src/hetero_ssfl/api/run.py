@@ -200,8 +200,9 @@ class Run:
         results = self.folder.read_json("results.json")
         last = {e.client: e.to_json() for e in self._trained()}
         rows = {}
-        for name in (name for name in self.clients if name in results["models"]):  # some may be absent at the end
-            model = results["models"][name]
+        models = results.get("models", {})
+        for name in (name for name in self.clients if name in models):  # some may be absent at the end
+            model = models[name]
             row = {
                 "encoder": re.sub(rf"^{GIVEN}:(.*?)(-[0-9a-f]{{8}})?(-\d+)?$", r"\1", str(model["encoder"])),
                 "parameters": model["parameters"],

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -19,7 +20,7 @@ from .theory_command import theory
 from .use_commands import app as use_app
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ..config import Config
     from ..runs import RunFolder
@@ -109,23 +110,24 @@ def run(
       hetero-ssfl run --resume runs/a --set optim.lr=0.01
       hetero-ssfl run federation.toml --node a/node.toml --node b/node.toml
     """
-    from ..config import load_config
-    from ..errors import ConfigError
+    with _told_how_to_resume(run_dir or resume):
+        from ..config import load_config
+        from ..errors import ConfigError
 
-    set_ = [*(set_ or []), *([] if rounds is None else [f"rounds={rounds}"])]
-    if resume is not None:
-        if config or run_dir or on_bad_image or engine or node:
-            raise ConfigError(
-                "--resume continues a run with its own config, except for --rounds and --set. "
-                "Remove the other arguments."
-            )
-        _resume(resume, set_, as_json, quiet)
-        return
-    overrides = [*set_, *([f"data.on_bad_image={on_bad_image}"] if on_bad_image else [])]
-    overrides += [f"engine.kind={engine}"] if engine else []
-    overrides += [f"clients.count={len(node)}"] if node else []
-    loaded = load_config(config or "demo", overrides)
-    _train(loaded, run_dir, as_json, quiet, None, node or ())
+        set_ = [*(set_ or []), *([] if rounds is None else [f"rounds={rounds}"])]
+        if resume is not None:
+            if config or run_dir or on_bad_image or engine or node:
+                raise ConfigError(
+                    "--resume continues a run with its own config, except for --rounds and --set. "
+                    "Remove the other arguments."
+                )
+            _resume(resume, set_, as_json, quiet)
+            return
+        overrides = [*set_, *([f"data.on_bad_image={on_bad_image}"] if on_bad_image else [])]
+        overrides += [f"engine.kind={engine}"] if engine else []
+        overrides += [f"clients.count={len(node)}"] if node else []
+        loaded = load_config(config or "demo", overrides)
+        _train(loaded, run_dir, as_json, quiet, None, node or ())
 
 
 def _resume(path: Path, overrides: list[str], as_json: bool, quiet: bool) -> None:
@@ -183,8 +185,16 @@ def _train(
     say(f"run folder: {escape(str(folder.path))}")
 
 
-def _say_how_to_resume(path: Path) -> NoReturn:
-    if (path / "config.toml").exists():
+@contextmanager
+def _told_how_to_resume(path: Path | None) -> "Iterator[None]":
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say_how_to_resume(path)
+
+
+def _say_how_to_resume(path: Path | None) -> NoReturn:
+    if path and (path / "config.toml").exists():
         from ..runs import resume_command
 
         text = f"Interrupted. Every finished round is kept; continue with: {resume_command(path)}"
@@ -280,21 +290,32 @@ for command in (settings, compare, report, paper, sweep, theory):
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """Check what is installed, which devices are available, what is missing and how to get it.
+def doctor(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="Check this run folder instead.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check this machine: what is installed, which devices are available, what is missing and how to get it.
+
+    With a run folder, check each of its files against its digest, finished or not. The exit code is 1 if something is
+    wrong.
 
     Examples:
       hetero-ssfl doctor
+      hetero-ssfl doctor runs/a
       hetero-ssfl doctor --json
     """
+    from ..checkup import check_run
     from ..doctor import diagnose
 
-    findings = diagnose()
+    findings = diagnose() if run is None else check_run(run)
     if as_json:
         print_json({"findings": [vars(f) for f in findings]})
     else:
+        bad = "missing" if run is None else "damaged"
         for finding in findings:
-            mark = "[green]ok[/]     " if finding.ok else "[yellow]missing[/]"
+            mark = "[green]ok[/]     " if finding.ok else f"[yellow]{bad}[/]"
             out.print(f"{mark} {finding.what:<18} {escape(finding.text)}", highlight=False, soft_wrap=True)
     if any(f.required and not f.ok for f in findings):
         sys.exit(1)

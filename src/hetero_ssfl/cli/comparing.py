@@ -115,8 +115,8 @@ def paper(
       hetero-ssfl paper table1 --scale workstation --seeds 3 --keep results
       hetero-ssfl paper table1 --scale workstation --check results
 
-    The exit code is 1 if a cell lost a reply or a client to a fault (such cells are marked in the table), or if --check
-    finds another figure.
+    The exit code is 1 if a cell lost a reply, a client or a whole run to a fault (such cells are marked in the table),
+    or if --check finds another figure.
     """
     from .. import paper_results
     from ..errors import ConfigError
@@ -150,8 +150,7 @@ def paper(
             out.print(cost_table(costs))
         return
     try:
-        if not show:
-            run_cells(cells, scale, seeds, root, err, quiet, overrides, jobs)
+        stopped = {} if show else run_cells(cells, scale, seeds, root, err, quiet, overrides, jobs)
     except KeyboardInterrupt:
         err.print("Interrupted. Finished cells are kept. Run the same command again to continue.")
         sys.exit(130)
@@ -159,7 +158,8 @@ def paper(
         if keep:
             paper_results.keep(cells, scale, seeds, root, keep)
     runs = {c: paper_results.kept_runs(show, c, scale) if show else finished_runs(c, scale, seeds, root) for c in cells}
-    scores = [score(cell, runs[cell], metric) for cell in cells]
+    faults = {c: [stopped[p] for k in range(seeds) if (p := c.folder(root, scale, k)) in stopped] for c in cells}
+    scores = [score(cell, runs[cell], metric, faults[cell]) for cell in cells]
     if as_json:
         print_json({"table": table, "scale": scale, "cells": scores})
     else:

@@ -338,9 +338,10 @@ class EngineConfig(Section):
     """Budget for clients (networks, images) in each worker's memory, on the accelerator if there is one. Idle clients
     beyond it are kept on disk; images that do not fit on the accelerator are copied batch by batch."""
     round_timeout: PositiveFloat = 3600.0 * 12
-    """Seconds after which a round continues without the missing replies."""
+    """Seconds after which a round continues without the missing replies of nodes; a run on one machine stops."""
     min_replies: PositiveInt = 1
-    """The run ends if a round gets fewer usable replies than this. It can be resumed."""
+    """The run ends if a round gets fewer usable replies than this. It can be resumed. On one machine, only clients
+    whose loss diverged or whose reply was refused may be missing."""
     join_timeout: PositiveFloat = 120.0
     """Seconds that a new node has to report its name, and that a resumed run waits for known nodes."""
     message_mb: PositiveInt = 1024

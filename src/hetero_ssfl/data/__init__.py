@@ -7,7 +7,7 @@ from .leakage import without_trained
 from .objects import Data, agree_on_classes, joined, read_given, read_rad, read_with_test
 from .partition import assign_classes, partition
 from .snapshots import Snapshot, take_snapshot, what_changed
-from .sources import same_source
+from .sources import is_here, same_source
 from .splits import Split, balanced_order, load_rad, load_rad_alone, split_training_images
 from .views import MEAN, STD, random_view, to_input
 
@@ -24,6 +24,7 @@ __all__ = [
     "balanced_order",
     "count_images",
     "digest",
+    "is_here",
     "joined",
     "load_images",
     "load_rad",

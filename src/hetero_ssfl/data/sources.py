@@ -61,6 +61,11 @@ def locate(source: str) -> Path | str:
     )
 
 
+def is_here(source: str) -> bool:
+    """Tell whether a source is a known data set that is on this machine: reading it shows nothing of the machine."""
+    return source == "digits" or (source in HUB_IDS and isinstance(locate(source), Path))
+
+
 def same_source(one: str, other: str) -> bool:
     """Tell whether two names refer to the same source, even if they are spelled differently."""
     return _resolved(one) == _resolved(other)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import Config, flat, with_settings
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError
 from ..methods import method_for
-from ..runs import HISTORY, RunFolder, load_tensors, write_atomically
+from ..runs import HISTORY, RunFolder
 
 CHANGEABLE = (
     *("rounds", "local_epochs", "optim", "views", "averaging", "evaluation", "engine", "tracking"),
@@ -45,16 +45,11 @@ def continue_with(folder: RunFolder, settings: Mapping[str, Any]) -> Config:
         if folder.finished:
             (folder.path / "results.json").rename(folder.path / f"results-{done:06d}.json")
         folder.write_json(HISTORY, {"earlier": [*earlier, {"after_round": done, "config": before.to_toml()}]})
-        write_atomically(folder.path / "config.toml", after.to_toml().encode())
+        folder.write_config(after)
     return after
 
 
 def rounds_done(folder: RunFolder) -> int:
     """Return the last finished round; 0 before the first."""
-    path = folder.path / "server.safetensors"
-    if not path.exists():
-        return 0
-    number = load_tensors(path)[1].get("round")
-    if type(number) is not int:
-        raise RunError(f"'{path}' does not name its round. Restore it from a copy.")
-    return max(0, number)
+    commit = folder.committed()
+    return max(0, commit["round"]) if commit else 0

@@ -36,6 +36,7 @@ LONGEST_HEADER = 1000  # bytes of an array's header, which is parsed as Python l
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 MOST_EXAMPLES = 10**9
 LONGEST_LIST = 100_000
+DIVERGED, LOST_STATE = 100, 101  # error codes of clients, beyond Flower's own: the loss is not finite, a damaged state
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 
@@ -24,11 +24,12 @@ from torch import Tensor, nn
 
 from ..config import Config, differences, flat
 from ..consensus import mutual_cka
+from ..data import is_here
 from ..errors import ConfigError, DataError, HeteroSSFLError, RunError
 from ..evaluation import extract_features
 from ..events import Listener, Progressed
 from ..methods import method_for
-from ..plugins import check_trusted, is_missing, remember
+from ..plugins import check_place, check_trusted, is_known_place, is_missing, remember, remember_places
 from ..runs import FAULTS, RunFolder, append_line, resume_command
 from .client.scoring import evaluate
 from .engines.forkserver import open_fork_server
@@ -37,7 +38,7 @@ from .records import Header
 from .server.loop import Server
 from .server.status_file import reporting
 from .server.tensorboard import check_tracking, tracking
-from .sites import NodeSite, SimulatedSite, Site, open_site
+from .sites import NodeSite, PythonSite, SimulatedSite, Site, open_site
 from .sites.node import RadMissingError
 from .sites.participant import Participant
 from .sites.simulated import data_changes
@@ -62,22 +63,24 @@ def site_for(run_dir: Path, nodes: Sequence[Path] = ()) -> Site:
 
 def resume(folder: RunFolder, listen: Listener) -> RunFolder:
     """Continue after the last finished round. A finished run is not changed."""
-    site = open_site(folder)
+    site = open_site(folder, to_train=True)
     return run_here(open_run(folder.path, folder.config, site), site, listen)
 
 
 def check_resumable(folder: RunFolder) -> None:
     """Raise an error if the run cannot continue here: before something about it is changed."""
     if not folder.elsewhere:
-        site = open_site(folder)
+        site = open_site(folder, to_train=True)
         site.node_configs(folder.config)
         open_run(folder.path, folder.config, site)
 
 
 def warn_of_changed_data(folder: RunFolder) -> None:
     """Warn if the data of a run on this machine have changed since it began: its figures are those of the old data."""
+    source = folder.config.data.source
+    known = folder.site == "simulated" and (is_here(source) or is_known_place(source))
     try:
-        changed = data_changes(folder) if folder.site == "simulated" else None
+        changed = data_changes(folder) if known else None
     except DataError:  # they are not here
         changed = None
     if changed:
@@ -95,7 +98,9 @@ def open_run(path: Path, config: Config, site: Site) -> RunFolder:
     if not RunFolder(path).exists:
         with torch_threads(config.engine.threads):
             setup = site.set_up(config)
-        return RunFolder.create(path, config, lambda folder: setup.write(folder, site.kind))
+        with RunFolder(path).lock():
+            if not RunFolder(path).exists:  # another process may have created it meanwhile
+                return RunFolder.create(path, config, lambda folder: setup.write(folder, site.kind))
     folder = RunFolder.open(path)
     found = _what_differs(folder, config, site)
     if found:
@@ -172,6 +177,7 @@ def run_here(folder: RunFolder, site: Site, listen: Listener) -> RunFolder:
     if folder.finished:
         return folder
     remember([*(model.encoder for model in config.clients.models), config.method])
+    remember_places(places_of(folder))
     if config.engine.kind == "simulation":
         from .engines.ray_engine import simulate
 
@@ -240,8 +246,10 @@ def participant_of(folder: RunFolder, site: Site, config: Config, number: int) -
     check_trusted(site.encoder(number, config), "encoder")
     facts = folder.read_json("facts.json")
     header = Header(facts.get("federation", ""), 0, facts.get("rad_digest", ""))
+    trained = {} if site.may_be_away else (folder.committed() or {}).get("trained", {})
     try:
-        return site.participant(number, config, header)
+        participant = site.participant(number, config, header)
+        return replace(participant, trained=trained.get(participant.name))
     except RadMissingError as error:
         raise RunError(str(error)) from None
 
@@ -274,6 +282,22 @@ def encoders_of(folder: RunFolder, site: Site, trained: bool = True, clients: Se
     return Encoders(found, rad, missing)
 
 
+def places_of(folder: RunFolder) -> list[str]:
+    """Return the data that a run folder names, and the node settings files."""
+    facts = folder.read_json("facts.json")
+    if folder.site == "simulated":
+        return [folder.config.data.source]
+    named = [own for own in facts.get("sources", {}).get("clients", {}).values() if own]
+    return [*facts.get("nodes", []), *(place for own in named for place in own.values() if place)]
+
+
+def check_data(folder: RunFolder) -> None:
+    """Raise ConfigError if the data of a run were not used on this machine: the folder may come from someone else."""
+    for place in places_of(folder) if folder.site != "nodes" else ():
+        if not is_here(place):
+            check_place(place, "data.source")
+
+
 def reevaluate(
     folder: RunFolder, config: Config, split: str, site: Site | None = None
 ) -> Iterator[tuple[str, dict[str, float]]]:
@@ -281,6 +305,8 @@ def reevaluate(
 
     Encoders that were passed as objects and do not exist in this process are left out, with a warning.
     """
+    if site is None or type(site) is not PythonSite:  # objects of this program come from no folder
+        check_data(folder)
     site = site or open_site(folder)
     names = site.names(config)
     here = [k for k in range(len(names)) if not is_missing(site.encoder(k, config))]

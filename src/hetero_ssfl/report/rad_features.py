@@ -18,7 +18,7 @@ from torch import Tensor
 from ..config import AlignmentConfig
 from ..consensus import kernel_factor, mutual_cka, spectrum
 from ..evaluation.nearest import nearest
-from ..runs import RunFolder, load_tensors
+from ..runs import RunFolder
 
 MOST_IMAGES = 512  # more would take minutes with large models and not show more
 MOST_CLIENTS = 24
@@ -86,7 +86,7 @@ def shown_rows(count: int, most: int = MOST_IMAGES) -> list[int]:
 
 
 def rad_of(folder: RunFolder) -> Tensor:
-    return load_tensors(folder.path / "rad.safetensors")[0]["pixels"]
+    return folder.rad()[0]
 
 
 def left_out(clients: int, rows: int) -> str:

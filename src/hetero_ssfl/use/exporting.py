@@ -8,8 +8,8 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, RunError
 from ..plugins import load_module
-from ..runs import write_atomically, write_json
+from ..runs import write_atomically
+from ..sealing import seal_json
 from .card import model_card
 from .models import ModelFolder
 
@@ -53,11 +54,27 @@ def export(model: ModelFolder, to: str, out: Path, encoder: str | None = None) -
         for kind, suffix in SUFFIXES.items()
         if kind == to or (in_folder and file.with_suffix(suffix).exists())
     }
-    write_atomically(file, content)
+    contents = {file: content, card: model_card(model, encoder, files).encode() + _mark(model)}
     if in_folder:
-        write_json(card.with_name("card.json"), model.card)
-    write_atomically(card, model_card(model, encoder, files).encode() + _mark(model))
+        contents[card.with_name("card.json")] = seal_json(model.card)
+    _write_all(contents)
     return file
+
+
+def _write_all(contents: Mapping[Path, bytes]) -> None:
+    """Write all files. If one cannot be written, remove what this call has created."""
+    new = [path for path in contents if not path.exists()]
+    folders = [path for path in {file.parent for file in contents} if not path.exists()]
+    try:
+        for path, content in contents.items():
+            write_atomically(path, content)
+    except BaseException:
+        for path in new:
+            path.unlink(missing_ok=True)
+        for folder in folders:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def check_format(to: str) -> None:

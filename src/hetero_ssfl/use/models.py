@@ -1,6 +1,5 @@
 """Find and load trained encoders on disk: those of a run folder, or the model of a single node."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from ..errors import ConfigError, RunError
 from ..models import build_encoder
 from ..plugins import GIVEN, check_trusted
 from ..runs import RunFolder, client_name, load_tensors
+from ..sealing import unseal_json
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ModelFolder:
     @classmethod
     def read(cls, path: Path, run: RunFolder | None = None) -> "ModelFolder":
         try:
-            card = json.loads((path / "card.json").read_text())
+            card = unseal_json((path / "card.json").read_bytes(), path / "card.json", "Restore it from a copy.")
             shape = _shape(card["input"])
             known = isinstance(card["client"], str) and isinstance(card["encoder"], str)
         except OSError as error:

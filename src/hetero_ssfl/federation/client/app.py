@@ -14,14 +14,26 @@ from flwr.common.constant import ErrorCode
 from torch import Tensor
 
 from ...config import Config, parse_config
-from ...errors import ConfigError, ProtocolError
+from ...errors import ConfigError, DivergedError, LostStateError, ProtocolError
 from ...methods import Broadcast, method_class, method_for
 from ...methods.base import check_finite
 from ...models import Learner
 from ...plugins import remember
 from ...runs import RunFolder
 from ..logs import log_to_stderr
-from ..records import Header, Scalar, arrays_of, fields_of, header_of, pack, pack_reply, pack_update, rad_of
+from ..records import (
+    DIVERGED,
+    LOST_STATE,
+    Header,
+    Scalar,
+    arrays_of,
+    fields_of,
+    header_of,
+    pack,
+    pack_reply,
+    pack_update,
+    rad_of,
+)
 from ..sites import NodeSite, SimulatedSite, Site
 from ..sites.node import RadMissingError
 from ..sites.participant import Participant
@@ -103,6 +115,12 @@ class Instruction:
             raise ProtocolError("the server asks for a secure sum, but its config has privacy.secure = false.")
         return Summing(self.participant, session_of(self.header, self.fields), context)
 
+    @property
+    def starts_after(self) -> int | None:
+        """The round of the state to start from, if the server knows it; 0 for an untrained client."""
+        found = self.fields.get("starts_after")
+        return found if type(found) is int and 0 <= found <= self.header.round else None
+
 
 def receive(process: ClientProcess, message: Message, context: Context, hello: bool = False) -> Instruction:
     """Open the site, check the message against the participant's limits, and return both parsed."""
@@ -137,7 +155,7 @@ def answering(process: ClientProcess) -> Callable[[Handler], Handler]:
                 return Message(pack(fields={"need": "rad"}), reply_to=message)
             except Exception as error:
                 reason = full_text(error) if process.is_local(context.node_config) else public_text(error, process.home)
-                return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+                return Message(Error(_code(error), reason), reply_to=message)
 
         return answer
 
@@ -149,6 +167,11 @@ def whole(fields: Mapping[str, Scalar], key: str) -> int:
     if type(value) is not int:
         raise ProtocolError(f"the message names {key} = {str(value)[:40]}, expected a whole number.")
     return value
+
+
+def _code(error: Exception) -> int:
+    own: dict[type[Exception], int] = {DivergedError: DIVERGED, LostStateError: LOST_STATE}
+    return own.get(type(error), ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
 
 
 # --- the messages that a participant answers ---
@@ -183,7 +206,7 @@ def client_app(process: ClientProcess) -> ClientApp:
         if summing:
             summing.check(message.content)
         with participant.states.lock():
-            client = process.clients.get(participant, limit=down.round - 1)
+            client = process.clients.get(participant, down.round - 1, asked.starts_after)
             client.progress = partial(
                 process.report, client.name
             )  # not a closure over the client, which would keep it alive
@@ -236,7 +259,7 @@ def client_app(process: ClientProcess) -> ClientApp:
         elif number == 0:
             metrics = evaluate(participant, participant.untrained(), split)
         else:
-            client = process.clients.get(participant, number)
+            client = process.clients.get(participant, number, asked.starts_after)
             metrics = evaluate(participant, client.learner, split)
             if asked.fields.get("export"):
                 export_model(participant, client)

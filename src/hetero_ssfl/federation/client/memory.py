@@ -29,10 +29,10 @@ class ClientCache:
         self._kept: OrderedDict[Path, Kept] = OrderedDict()
         self._spare: dict[Hashable, Learner] = {}
 
-    def get(self, participant: Participant, limit: int) -> TrainingClient:
-        """Return the client as it was after its newest round up to `limit`."""
+    def get(self, participant: Participant, limit: int, wanted: int | None = None) -> TrainingClient:
+        """Return the client as it was after round `wanted`, or else after its newest round up to `limit`."""
         key, budget = participant.states.path, participant.config.engine.memory_mb * 2**20
-        newest = participant.states.newest(limit)
+        newest = participant.states.newest(limit) if wanted is None else wanted
         kept = self._kept.pop(key, None)
         if kept is None or kept.client.round != newest or kept.client.config != participant.config:
             own = participant.images

@@ -21,7 +21,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from ...config import Config
-from ...errors import ProtocolError, RunError
+from ...errors import FaultError, LostStateError, ProtocolError, RunError
 from ...events import (
     ClientTrained,
     Evaluated,
@@ -40,7 +40,7 @@ from ...seeding import rng_for
 from ..records import Scalar, check_size, pack, read_figures, read_update
 from .outcome import Outcome
 from .roster import Roster
-from .saving import restore_state, save_contribution, save_state
+from .saving import Saved, restore_state, save_contribution, save_state, step_back
 from .seats import believed_sizes, typical_opening
 from .sums import SecureRound
 
@@ -54,17 +54,40 @@ class Server:
         self.roster = Roster(grid, folder, config, listen, may_be_away)
         self.doubted: set[ClientId] = set()
         """Clients whose claimed number of images was reduced."""
+        self.trained: dict[ClientId, int] = {}
+        """The last round in which each client trained and saved its state."""
+        self.stepped_back = False
 
     # --- the loop ---
 
     def run(self) -> None:
-        state = restore_state(self.folder)
-        self.roster.gather(state)
-        if state is None:
+        """Run all remaining rounds. A damaged state is computed again from the round before it, once."""
+        try:
+            saved = restore_state(self.folder)
+        except LostStateError as error:
+            saved = self.step_back(error)
+        self.roster.gather(saved.state if saved else None)
+        while True:
+            try:
+                return self.play_all(saved)
+            except LostStateError as error:
+                saved = self.step_back(error)
+
+    def step_back(self, lost: LostStateError) -> Saved:
+        """Return to the round before the last one. Repeating it gives the same bits, and replaces what is damaged."""
+        saved = None if self.stepped_back or self.config.privacy.secure else step_back(self.folder)
+        if saved is None:
+            raise FaultError(f"{lost} The round before it cannot be repeated.") from None
+        self.stepped_back = True
+        self.roster.warn(f"{lost} The run goes back to round {max(0, saved.state.round)} and repeats what followed.")
+        return saved
+
+    def play_all(self, saved: Saved | None) -> None:
+        if saved is None:
+            everyone = tuple(sorted(self.roster.ids))
             first = 0 if self.method.opening == "nobody" else -1
-            state = ServerState(first, tuple(sorted(self.roster.ids)), seats=self.roster.held())
-        everyone = state.roster
-        self.folder.forget_events_after(state.round)
+            saved = Saved(ServerState(first, everyone, seats=self.roster.held()), dict.fromkeys(everyone, 0))
+        state, everyone, self.trained = saved.state, saved.state.roster, dict(saved.trained)
         self.listen(Started(max(0, state.round), self.config.rounds, everyone))
         warning = self.method.start_warning(self.config.clients.selected_per_round(len(everyone)))
         if warning:
@@ -86,7 +109,9 @@ class Server:
         self.listen(RoundBegun(number, selected))
         broadcasts = self.broadcasts(state, selected, number)
         if self.config.privacy.secure:
-            done = SecureRound(self.roster, self.method, number, selected).play(state, broadcasts)
+            secure = SecureRound(self.roster, self.method, number, selected)
+            done = secure.play(state, broadcasts)
+            self.trained |= dict.fromkeys(secure.trained, number) if number > 0 else {}
         else:
             done = self.play_plain(state, broadcasts, number)
         state, events = done.state, done.events
@@ -96,21 +121,23 @@ class Server:
         events += [KernelsSeen(number, **portrait)] if portrait else []
         summary = self.summary(done, time.perf_counter() - started)
         self.folder.append_events([*events, summary])
-        state = save_state(self.folder, state)
+        state = save_state(self.folder, state, self.trained)
+        for name in selected if not self.may_be_away else ():
+            self.folder.states(name).prune()
         self.listen(summary)
         return state
 
     def broadcasts(self, state: ServerState, selected: tuple[ClientId, ...], number: int) -> dict[ClientId, RecordDict]:
         """Return the messages of a round. Clients that are sent the same arrays share one copy."""
-        fields = self.roster.fields(number)
         packed: dict[tuple[int, ...], RecordDict] = {}
         contents = {}
         for name in selected:
             arrays = self.method.broadcast(state, name).arrays
             same = packed.get(key := tuple(map(id, arrays.values())))
-            contents[name] = same or pack(arrays, fields)
+            whole = same or pack(arrays)
+            contents[name] = RecordDict({**pack(fields=self.fields(name, number)), "arrays": whole["arrays"]})
             if all(any(array is kept for kept in state.shared.values()) for array in arrays.values()):
-                packed[key] = contents[name]  # the state keeps these arrays alive, so no other has their ids
+                packed[key] = whole  # the state keeps these arrays alive, so no other has their ids
         return contents
 
     def play_plain(self, state: ServerState, contents: Mapping[ClientId, RecordDict], number: int) -> Outcome:
@@ -146,7 +173,14 @@ class Server:
         sizes: dict[ClientId, int] = {}
         excluded: dict[ClientId, str] = {}
 
+        missing: dict[ClientId, Message | None] = {}
+
         def take(name: ClientId, reply: Message | None) -> None:
+            if self.roster.is_missing(reply):
+                missing[name] = reply
+                return
+            if number > 0 and reply is not None and not reply.has_error():
+                self.trained[name] = number
             try:
                 update, sizes[name] = self.accept(state, name, reply, number)
             except ProtocolError as error:
@@ -159,8 +193,10 @@ class Server:
 
         sent = self.roster.exchange("train", number, contents, take)
         for name in contents:
-            if name not in updates and name not in excluded:
+            if name not in updates and name not in excluded and name not in missing:
                 take(name, None)
+        if missing:
+            self.roster.stop(missing, f"in round {number}")
         events: list[Event] = []
         for name in contents:
             if name in excluded:
@@ -211,6 +247,11 @@ class Server:
 
     # --- the clients of a round ---
 
+    def fields(self, name: ClientId, number: int) -> dict[str, Scalar]:
+        """Return the fields of a message. A client of this machine is told which of its states it must start from."""
+        known = not self.may_be_away and name in self.trained
+        return {**self.roster.fields(number), **({"starts_after": self.trained[name]} if known else {})}
+
     def sample(self, state: ServerState) -> tuple[ClientId, ...]:
         """Sample the clients of the next round. The result depends only on the connected names and the seed."""
         online = [name for name in state.roster if name in self.roster.ids]
@@ -248,12 +289,15 @@ class Server:
     # --- figures ---
 
     def evaluate(self, number: int, split: str, export: bool = False) -> Evaluated:
-        fields: dict[str, Scalar] = {**self.roster.fields(number), "split": split, "export": export}
+        more: dict[str, Scalar] = {"split": split, "export": export}
         self.listen(Evaluating(number, split))
         asked = sorted(self.roster.ids)
         replies: dict[ClientId, Message] = {}
-        content = pack(fields=fields)
-        self.roster.exchange("evaluate", number, dict.fromkeys(asked, content), replies.__setitem__)
+        contents = {name: pack(fields={**self.fields(name, number), **more}) for name in asked}
+        self.roster.exchange("evaluate", number, contents, replies.__setitem__)
+        missing = {name: replies.get(name) for name in asked if self.roster.is_missing(replies.get(name))}
+        if missing:
+            self.roster.stop(missing, f"in the evaluation after round {number}")
         scores = {}
         for name in asked:
             try:

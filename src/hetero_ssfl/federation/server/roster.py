@@ -5,19 +5,32 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from ...config import Config
-from ...errors import ProtocolError, RunError
+from ...errors import FaultError, LostStateError, ProtocolError, RunError
 from ...events import Answered, Joined, Left, Listener, Warned
 from ...methods import ClientId, ServerState
-from ...runs import FAULTS, RunFolder, append_line, load_tensors, resume_command
+from ...runs import FAULTS, RunFolder, append_line, resume_command
 from ...secure import FEWEST
-from ..records import NAME, Header, Scalar, check_header, check_size, fields_of, header_of, pack, pack_rad, with_rad
+from ..records import (
+    DIVERGED,
+    LOST_STATE,
+    NAME,
+    Header,
+    Scalar,
+    check_header,
+    check_size,
+    fields_of,
+    header_of,
+    pack,
+    pack_rad,
+    with_rad,
+)
 from .seats import NoSeatError, Seats
 
 Key = TypeVar("Key", ClientId, int)
@@ -34,9 +47,8 @@ class Roster:
         clients = config.clients.model_copy(update={"seats": ()})
         self.config_toml = config.model_copy(update={"clients": clients}).to_toml()
         self.seats = Seats(config.clients) if may_be_away else None
-        self.federation = str(folder.read_json("facts.json")["federation"])
-        rad, about = load_tensors(folder.path / "rad.safetensors")
-        self.rad, self.rad_digest = rad["pixels"], str(about["digest"])
+        self.federation = str(folder.read_json("facts.json").get("federation"))
+        self.rad, self.rad_digest = folder.rad()
         self.rad_record = pack_rad(self.rad)  # one copy for all messages
         self.number = 0  # the current round
         self.ids: dict[ClientId, int] = {}
@@ -182,6 +194,28 @@ class Roster:
             return f"{error_text(reply)}, encoder {self.models[name]['encoder']}"
         return error_text(reply)
 
+    def is_missing(self, reply: Message | None) -> bool:
+        """Tell whether a client of this machine failed. Only a real federation goes on without clients."""
+        if self.may_be_away:
+            return False
+        return reply is None or (reply.has_error() and reply.error.code != DIVERGED)
+
+    def stop(self, missing: Mapping[ClientId, Message | None], when: str) -> NoReturn:
+        """Raise LostStateError if a client has lost its state, otherwise FaultError about the first client."""
+        for reply in missing.values():
+            if reply is not None and reply.error.code == LOST_STATE:
+                raise LostStateError(error_text(reply))
+        name, reply = next(iter(missing.items()))
+        who = f"{name} (encoder {self.models[name]['encoder']})"
+        if reply is None:
+            fault = f"{who} did not reply {when} within engine.round_timeout = {self.config.engine.round_timeout:g} s."
+        else:
+            twice = "twice " if may_pass(reply) and not self.config.privacy.secure else ""
+            fault = f"{who} failed {twice}{when}: {error_text(reply)}."
+        raise FaultError(
+            f"{fault} Earlier rounds are kept. Fix the cause and continue with: {resume_command(self.folder.path)}"
+        )
+
     def exchange(
         self,
         kind: str,
@@ -194,11 +228,16 @@ class Roster:
 
         Replies are not kept, so that the memory of a round does not depend on the number of clients. The RAD is
         attached once for each client that does not have it. If a node reports that it lost the RAD, its message is sent
-        again with the RAD.
+        again with the RAD. A client of this machine that fails is asked a second time: it starts again from its saved
+        state, so that a fault that passes does not change the results.
         """
         deadline = time.monotonic() + min(patience or math.inf, self.config.engine.round_timeout)
         sent: dict[ClientId, int] = dict.fromkeys(contents, 0)
         lost: list[ClientId] = []
+        failed: list[ClientId] = []
+        tried_again: set[ClientId] = set()
+        # A message of a secure sum must not be answered twice.
+        may_repeat = not self.may_be_away and (kind == "evaluate" or not self.config.privacy.secure)
 
         def arrived(name: ClientId, reply: Message) -> None:
             if kind in ("train", "evaluate"):
@@ -208,6 +247,10 @@ class Roster:
                 return
             if not reply.has_error() and not _needs_rad(reply):
                 self.without_rad.discard(name)
+            if may_repeat and may_pass(reply) and name not in tried_again:
+                failed.append(name)
+                self.warn(f"{name} failed: {self.reason(name, reply)}. It starts again from its saved state.")
+                return
             take(name, reply)
 
         asked = list(contents)
@@ -218,9 +261,13 @@ class Roster:
                 messages[name] = Message(content, self.ids[name], kind, group_id=str(number))
                 sent[name] += check_size(messages[name], self.config.engine.message_mb, "the server")
             self.send(messages, deadline, arrived)
-            asked = lost.copy()
+            asked = [*lost, *failed]
             self.without_rad |= set(lost)
+            tried_again |= set(failed)
+            if failed:
+                deadline = time.monotonic() + self.config.engine.round_timeout
             lost.clear()
+            failed.clear()
         return sent
 
     def send(self, messages: Mapping[Key, Message], deadline: float, arrived: Callable[[Key, Message], None]) -> None:
@@ -254,6 +301,14 @@ class Roster:
             text = "\n".join(["your code failed:", *lines])
             append_line(self.folder.path / FAULTS, text)
             self.warn(text)
+
+
+def may_pass(reply: Message) -> bool:
+    """Tell whether a client failed for a reason that may pass.
+
+    UNKNOWN is a dead actor of Ray: Flower drops the next message to such an actor, so trying again would wait in vain.
+    """
+    return reply.has_error() and reply.error.code not in (DIVERGED, LOST_STATE, ErrorCode.UNKNOWN)
 
 
 def _needs_rad(reply: Message) -> bool:

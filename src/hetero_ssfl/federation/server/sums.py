@@ -29,6 +29,8 @@ class SecureRound:
         self.down: dict[ClientId, int] = dict.fromkeys(selected, 0)
         self.up: dict[ClientId, int] = dict.fromkeys(selected, 0)
         self.excluded: dict[ClientId, str] = {}
+        self.trained: set[ClientId] = set()
+        """Clients that trained in this round and saved their states."""
 
     def play(self, state: ServerState, broadcasts: Mapping[ClientId, RecordDict]) -> Outcome:
         """Run the four phases. `broadcasts` are the messages of a plain round."""
@@ -66,15 +68,20 @@ class SecureRound:
 
     def message(self, broadcast: RecordDict | None = None) -> RecordDict:
         """Return the content of a message with the round, the attempt and perhaps a broadcast."""
-        fields = pack(fields={**self.roster.fields(self.number), "attempt": self.session.attempt})
+        own = fields_of(broadcast) if broadcast is not None else self.roster.fields(self.number)
+        fields = pack(fields={**own, "attempt": self.session.attempt})
         return RecordDict({**fields, "arrays": (broadcast or fields)["arrays"]})
 
     def ask(self, kind: str, contents: Mapping[ClientId, RecordDict], read: Read) -> None:
         """Send the messages of one phase, and read each reply as it arrives."""
         answered: set[ClientId] = set()
+        missing: dict[ClientId, Message | None] = {}
 
         def take(name: ClientId, reply: Message) -> None:
             answered.add(name)
+            if self.roster.is_missing(reply):
+                missing[name] = reply
+                return
             try:
                 self.accept(name, reply, read)
             except ProtocolError as error:
@@ -83,6 +90,9 @@ class SecureRound:
         patience = None if kind == "train" else self.roster.config.engine.join_timeout  # only training may take long
         for name, size in self.roster.exchange(kind, self.number, contents, take, patience).items():
             self.down[name] += size
+        missing |= {name: None for name in contents if name not in answered and self.roster.is_missing(None)}
+        if missing:
+            self.roster.stop(missing, f"in round {self.number}")
         for name in contents:
             if name not in answered:
                 self.exclude(name, f"{name} did not reply in time ({kind}).")
@@ -116,6 +126,7 @@ class SecureRound:
         self.sum.add_shares(name, committed, named_of(content))
 
     def read_vector(self, name: ClientId, content: RecordDict) -> None:
+        self.trained.add(name)
         layout = self.method.layout()
         self.sum.add_masked(name, vector_of(content, layout, name), layout)
 

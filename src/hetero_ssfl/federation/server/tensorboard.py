@@ -39,6 +39,7 @@ def tracking(folder: RunFolder, listen: Listener) -> Listener:
         try:
             if isinstance(event, Started):
                 shutil.rmtree(place, ignore_errors=True)
+                read = 0  # the run may have gone back a round
                 writer = package.SummaryWriter(str(place), purge_step=0)  # also clears a viewer that is open
                 writer.add_custom_scalars({"clients": {key: ["Multiline", [f"{key}/.*"]] for key in TOGETHER}})
             if isinstance(event, Started | RoundDone):

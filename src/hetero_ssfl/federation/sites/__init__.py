@@ -7,20 +7,26 @@ node.py        node settings files on the participants' own disks
 
 from pathlib import Path
 
+from ...plugins import is_known_place
 from ...runs import RunFolder
 from .node import NodeSite
-from .python import ReopenedPythonSite
+from .python import PythonSite, ReopenedPythonSite
 from .simulated import SimulatedSite
 from .site import NodeConfig, Setup, Site
 
-__all__ = ["NodeConfig", "NodeSite", "Setup", "SimulatedSite", "Site", "open_site"]
+__all__ = ["NodeConfig", "NodeSite", "PythonSite", "Setup", "SimulatedSite", "Site", "open_site"]
 
 
-def open_site(folder: RunFolder) -> Site:
-    """Open the site of an existing run. Its kind was recorded when the run was created."""
+def open_site(folder: RunFolder, to_train: bool = False) -> Site:
+    """Open the site of an existing run. Its kind was recorded when the run was created.
+
+    Node settings that the folder names are read only if they were used on this machine before, or `to_train`: the
+    folder may come from someone else.
+    """
     kind = folder.site
     if kind == "simulated":
         return SimulatedSite(folder)
     if kind == "python":
         return ReopenedPythonSite(folder)
-    return NodeSite([Path(path) for path in folder.read_json("facts.json").get("nodes", [])])
+    paths = folder.read_json("facts.json").get("nodes", [])
+    return NodeSite([Path(path) for path in paths] if to_train or all(map(is_known_place, paths)) else [])

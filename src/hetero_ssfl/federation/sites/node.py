@@ -29,7 +29,7 @@ from torch import Tensor
 from ... import __version__
 from ...config import Config, DataConfig, EngineConfig, ModelConfig, Precision, Section, as_model, validate
 from ...data import Images, count_images, digest, load_images, load_rad_alone, remembered, split_training_images
-from ...errors import ConfigError, ProtocolError, RunError
+from ...errors import ConfigError, DamagedError, ProtocolError, RunError
 from ...methods import METHODS, method_class
 from ...models import BUILTIN, Work, parse_spec, work_of
 from ...runs import RunFolder, SiteKind, StateFolder, load_tensors, save_tensors
@@ -211,7 +211,10 @@ class NodeSite:
 
     def _must_be_here(self) -> None:
         if not self.paths:
-            raise RunError("the participants of this run and their models are on other machines. Look there.")
+            raise RunError(
+                "the participants of this run and their models are on other machines. Look there. "
+                "(Or their settings files are here, but were not used here: then list them in HETERO_SSFL_TRUST.)"
+            )
 
     def admit(self, number: int, message: Message) -> None:
         limits = self.settings(number).limits
@@ -248,7 +251,7 @@ class NodeSite:
         return opened
 
     def model_folders(self, folder: RunFolder) -> dict[str, Path]:
-        federation = folder.read_json("facts.json")["federation"]
+        federation = str(folder.read_json("facts.json").get("federation"))
         nodes = [self.settings(k) for k in range(len(self.paths))]
         return {node.name: _federation_folder(node, federation) / "model" for node in nodes}
 
@@ -321,8 +324,11 @@ def find_rad(node: NodeSettings, wanted: str) -> Tensor | None:
     path = _rad_file(node, wanted)
     if not path.exists():
         return None
-    pixels = load_tensors(path)[0]["pixels"]
-    if digest(pixels) != wanted:
+    try:
+        pixels = load_tensors(path)[0].get("pixels")
+    except DamagedError:
+        pixels = None
+    if pixels is None or digest(pixels) != wanted:
         log.warning("the RAD %s on disk does not match its digest; asking for it again", wanted[:12])
         path.unlink()
         return None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...config import Config, ModelConfig, SslConfig
 from ...data import Images, to_input
+from ...errors import RunError
 from ...methods import method_class
 from ...models import BUILTIN, Learner, build_learner, count_parameters, parse_spec, seeded_encoder
 from ...plugins import GIVEN
@@ -45,6 +46,10 @@ class Participant:
     has_rad: bool = True
     """False for a node that introduces itself before the RAD has arrived; `rad` is then one blank image."""
     identity: Identity = NOBODY
+    known_classes: int | None = None
+    """The number of classes of the run, if it is known without reading images."""
+    trained: int | None = None
+    """The last round in which it trained, if the run folder says so; its state of that round must exist."""
 
     @cached_property
     def images(self) -> Images:
@@ -58,7 +63,9 @@ class Participant:
     @property
     def classes(self) -> int | None:
         """Number of classes for the supervised baseline; None for other methods."""
-        return len(self.images.classes) if method_class(self.config.method).needs_labels else None
+        if not method_class(self.config.method).needs_labels:
+            return None
+        return len(self.images.classes) if self.known_classes is None else self.known_classes
 
     def untrained(self) -> Learner:
         ssl, seed, scope = self.config.ssl, self.config.seed, self.seed_scope
@@ -92,11 +99,21 @@ class Participant:
         """
         learner = spare if spare and round_number else self.untrained()
         if round_number:
-            learner.load_state_dict(self.states.load(round_number))
+            try:
+                learner.load_state_dict(self.states.load(round_number))
+            except RuntimeError:
+                raise RunError(
+                    f"the saved networks of {self.name} do not fit encoder '{self.model.encoder}'. "
+                    "Its code may have changed since the training."
+                ) from None
         return learner
 
+    def newest_round(self, limit: int) -> int:
+        """Return the round of its newest state up to `limit`; 0 for an untrained participant."""
+        return self.states.newest(limit) if self.trained is None else self.trained
+
     def newest(self) -> Learner:
-        return self.learner(self.states.newest(self.config.rounds))
+        return self.learner(self.newest_round(self.config.rounds))
 
     def encoder(self, trained: bool) -> nn.Module:
         """Return only the encoder, in evaluation mode. Unlike all networks, it does not need the method or the data."""

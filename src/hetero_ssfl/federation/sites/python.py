@@ -121,7 +121,7 @@ class PythonSite:
             found = _difference(name, before[name], now[name])
             if found:
                 return found
-        return "RAD data" if facts["rad_digest"] != digest(self.rad) else None
+        return "RAD data" if facts.get("rad_digest") != digest(self.rad) else None
 
     # --- who takes part ---
 
@@ -205,7 +205,7 @@ class ReopenedPythonSite(PythonSite):
         return self.folder.read_json("facts.json")
 
     def names(self, config: Config) -> list[str]:
-        return list(self._facts["given"])
+        return list(self._facts.get("given", {}))
 
     def node_configs(self, config: Config) -> list[NodeConfig]:
         named = {"method": config.method, "views": config.views.function or "", "loss": config.ssl.kind}

@@ -88,16 +88,16 @@ class SimulatedSite:
             model=config.model_of(number),
             seed_scope=("init", number),
             rad=self.rad,
-            own=lambda: self.train.subset(self.rows[name]),
+            own=lambda: self.train.subset(self._rows(name)),
             states=self.folder.states(name),
             exports=self.folder.path / "models" / name,
             labeled=self.pool,
             held_out=self.held_out,
+            known_classes=self.classes,
         )
 
     def model_folders(self, folder: RunFolder) -> dict[str, Path]:
-        cards = sorted(folder.path.glob("models/*/card.json"))
-        return {card.parent.name: card.parent for card in cards}
+        return {name: folder.path / "models" / name for name in self.names(folder.config)}
 
     # --- the data they hold together, read once per process ---
 
@@ -114,6 +114,12 @@ class SimulatedSite:
         return images
 
     @cached_property
+    def classes(self) -> int | None:
+        """The number of classes, from the facts: reading it from the data would need the data."""
+        found = self.folder.read_json("facts.json").get("classes")
+        return None if found is None else len(found)
+
+    @cached_property
     def rows(self) -> dict[str, Tensor]:
         return load_tensors(self.folder.path / "split.safetensors")[0]
 
@@ -123,13 +129,23 @@ class SimulatedSite:
 
     def pool(self) -> Images:
         """Return the training images of all clients, which probes are trained on."""
-        rows = [rows for name, rows in self.rows.items() if name not in ("validation", "rad")]
+        rows = [self._rows(name) for name in self.rows if name not in ("validation", "rad")]
         return self.train.subset(torch.cat(rows).unique())
 
     def held_out(self, split: str) -> Images:
         if split == "test":
             return self._images("test")
-        return self.train.subset(self.rows["validation"])
+        return self.train.subset(self._rows("validation"))
+
+    def _rows(self, name: str) -> Tensor:
+        """Return the rows of a client, or of the validation set."""
+        rows, count = self.rows.get(name), len(self.train)
+        if rows is None or rows.dtype != torch.int64 or not bool(((rows >= 0) & (rows < count)).all()):
+            raise DataError(
+                f"the split in '{self.folder.path}' lists rows of {name} that are missing or out of range: "
+                f"'{self.folder.config.data.source}' has {count} training images. Restore the data of the run."
+            )
+        return rows
 
 
 def data_changes(folder: RunFolder) -> str | None:

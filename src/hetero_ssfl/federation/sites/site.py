@@ -13,7 +13,7 @@ from torch import Tensor
 from ...config import Config
 from ...data import Snapshot, digest
 from ...errors import ConfigError, ProtocolError
-from ...runs import SOURCES, RunFolder, SiteKind, load_tensors, save_tensors
+from ...runs import SOURCES, RunFolder, SiteKind, save_tensors
 from ..records import Header
 from .participant import Participant
 
@@ -104,12 +104,10 @@ class Site(Protocol):
 
 def load_rad_of(folder: RunFolder) -> Tensor:
     """Return the RAD that a run folder keeps."""
-    tensors, about = load_tensors(folder.path / "rad.safetensors")
-    if digest(tensors["pixels"]) != about["digest"]:
-        raise ProtocolError(
-            f"the RAD in '{folder.path}' does not match its digest {about['digest'][:12]}. Start the run again."
-        )
-    return tensors["pixels"]
+    pixels, wanted = folder.rad()
+    if digest(pixels) != wanted:
+        raise ProtocolError(f"the RAD in '{folder.path}' does not match its digest {wanted[:12]}. Start the run again.")
+    return pixels
 
 
 def check_device(name: str) -> None:

@@ -1,0 +1,126 @@
+"""What the files of a run folder must say, as far as anything reads it.
+
+A run folder may come from someone else, or from an older version, so that nothing about a file's content is certain.
+Entries that are not listed here are passed on unchecked.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .errors import DamagedError
+
+SiteKind = Literal["simulated", "python", "nodes"]
+"""Where a run's participants are: a split of one data set, objects of a user's program, or node settings files."""
+
+Figures = dict[str, float]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class Environment(_File):
+    format: int
+    command: str | None = None
+    packages: dict[str, str | None] = {}
+
+
+class GivenSources(_File):
+    clients: dict[str, dict[str, str | None] | None]
+    rad_taken: int | None = None
+
+
+class Facts(_File):
+    site: SiteKind | None = None
+    federation: str = ""
+    rad_digest: str = ""
+    classes: list[str] = []
+    holdings: dict[str, list[int]] = {}
+    skipped_images: int = 0
+    nodes: list[str] = []
+    given: dict[str, dict[str, Any]] = {}
+    sources: GivenSources | None = None
+    checksums: dict[str, str | None] = {}
+
+
+class History(_File):
+    earlier: list[dict[str, str | int]]
+
+
+class Sources(_File):
+    data: dict[str, Any]
+
+
+class Model(_File):
+    encoder: str
+    parameters: int
+
+
+class Results(_File):
+    clients: dict[str, Figures]
+    mean: Figures
+    untrained: dict[str, Figures]
+    sd_over_clients: Figures = {}
+    models: dict[str, Model] = {}
+    absent: list[str] = []
+    shared: Figures = Field({}, alias="global")
+
+
+class Node(_File):
+    encoder: str | None = None
+    examples: int | None = None
+    state: str = ""
+    last_seen: float = 0.0
+    last_round: int = 0
+
+
+class Status(_File):
+    phase: str = ""
+    round: int = 0
+    updated: float = 0.0
+    nodes: dict[str, Node] = {}
+    waiting_for: list[str] = []
+    last_warning: str = ""
+
+
+class Mark(_File):
+    bytes: int = Field(ge=0)
+    sha256: str
+
+
+class Commit(_File):
+    """What `server.safetensors` says about its round."""
+
+    round: int
+    roster: list[str]
+    examples: dict[str, int]
+    shares: dict[str, str]
+    trained: dict[str, int] = {}
+    events: Mark | None = None
+
+
+KINDS: dict[str, type[_File]] = {
+    "server.safetensors": Commit,
+    "server-before.safetensors": Commit,
+    "environment.json": Environment,
+    "facts.json": Facts,
+    "results.json": Results,
+    "history.json": History,
+    "sources.json": Sources,
+    "status.json": Status,
+}
+
+
+def check_content(content: dict[str, Any], path: Path, remedy: str) -> None:
+    """Raise DamagedError with the first entry that is not as expected."""
+    kind = KINDS.get(path.name)
+    try:
+        if kind is not None:
+            kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place, found = ".".join(map(str, first["loc"])), str(first["input"])[:40]
+        expected = first["msg"].lower().removeprefix("input ").removeprefix("should be ")
+        raise DamagedError(f"'{path}' has {place} = {found}, expected: {expected}. {remedy}") from None
