@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from . import flower, nginx, pki
-from .layout import Deployment
+from .layout import NODE_PORT, Deployment
 from .templates import fill
 
 ENCODERS = (  # different for each participant
@@ -142,11 +142,11 @@ class Writer:
         if it.secure:
             self.put(f"{folder}/forwarder.conf", nginx.forwarder(it))
             run = flower.shell(nginx.command("$here", "$here/forwarder.conf"))
-            start = flower.supernode("$here", "$superlink", "${NODE_PORT:-9094}", "local.crt")
+            start = flower.supernode("$here", "$superlink", f"${{NODE_PORT:-{NODE_PORT}}}", "local.crt")
             body = fill("start.sh", forwarder=run, supernode=flower.shell(start))
         else:
             superlink = "${SUPERLINK:-" + it.entrance + "}"
-            body = _forever(flower.supernode("$here", superlink, "${NODE_PORT:-9094}", None))
+            body = _forever(flower.supernode("$here", superlink, f"${{NODE_PORT:-{NODE_PORT}}}", None))
         about = "Take part in the federation until stopped. NODE_PORT names another port for the node's own processes."
         self.script(f"{folder}/start.sh", about, body)
 
