@@ -44,7 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {RECORDS, SUMS, SITES, "federation.logs"},
     SERVER: BASE | {"events", "methods", "runs", "secure", RECORDS, SUMS},
     ENGINES: {"config", "errors", "runs", RECORDS, SITES, CLIENT},
-    RUNNING: BASE | {"consensus", "evaluation", "events", "methods", "runs", RECORDS, SITES, CLIENT, SERVER, ENGINES},
+    RUNNING: BASE | {"consensus", "evaluation", "events", "methods", "runs", RECORDS, SITES, CLIENT, SERVER, ENGINES}
+    | {"federation.continuing"},  # who may join can change when a run is opened
     "federation.superlink": {"config", "errors", "events", "federation.logs", SITES, RUNNING},
     "federation.strategy": {"config", "errors", "methods", RECORDS},
     "federation.continuing": BASE | {"methods", "runs"},
@@ -54,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "use": BASE | {"data", "models", "evaluation", "events", "federation", SITES, "report", "runs"},
     "progress": {"events", "screen"},
     "doctor": set(),
-    "deploy": BASE | {"events", "progress"},
+    "deploy": BASE | {"data", "events", "models", "progress", SITES},  # `deploy check` asks a node's own checks
     "api": BASE
     | {"data", "events", "federation", RECORDS, RUNNING, SITES, "methods", "objectives", "progress", "report"}
     | {"runs", "use"},  # Run.embed, .export and .report are the commands' functions

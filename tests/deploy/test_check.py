@@ -148,7 +148,7 @@ def in_config(old: str, new: str) -> Callable[[Deployment], None]:
         ("node-2", "certificates", "is not the public key of its node.key", other_key),
         ("node-2", "certificates", "is revoked", lambda it: revoke_node(it, "node-2")),
         ("server", "names", "node-1 and node-2 are both named 'node-1'", in_node('"node-2"', '"node-1"')),
-        ("server", "names", "'node-2', which is not in", in_config("per_round", "seats.node-1={}\nper_round")),
+        ("server", "names", "'node-2', which is not in", in_config("per_round", "seats=[{name='node-1'}]\nper_round")),
         ("server", "names", "clients.count = 3 nodes are connected", in_config("count = 2", "count = 3")),
         ("server", "RAD", "no data at 'rda'", in_config('"rad"', '"rda"')),
         ("server", "RAD", "rad.size = 13 exceeds the 12", in_config("size = 12", "size = 13")),

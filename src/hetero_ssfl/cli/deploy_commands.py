@@ -137,6 +137,33 @@ def check(
         sys.exit(2)
 
 
+@app.command("add-node")
+def add_node(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="The name of the new node.", show_default=False)],
+    days: Days = 825,
+) -> None:
+    """Add a node to a deployment, also while its federation is running: keys, certificate, settings, seat.
+
+    Its key is registered at once if the SuperLink runs on this machine. What is left to do is printed, with the files
+    that each person needs. ca/ must be in the folder.
+
+    Example:
+      hetero-ssfl deploy add-node fl hospital-d
+    """
+    from ..deploy import adding
+    from ..deploy.layout import Deployment
+    from ..deploy.writing import date_after
+
+    deployment = adding.add_node(Deployment.load(folder), name, days)
+    until = f"; its client certificate is valid until {date_after(days)}" if deployment.secure else ""
+    say(f"{name} was added{until}. Left to do:")
+    for step in adding.steps(deployment, name, registered := adding.register_node(deployment, name)):
+        say(f"- {escape(step)}")
+    for step in adding.seat_steps(deployment, name, registered.node if registered else None):
+        say(f"- {escape(step)}")
+
+
 COLOURS = {"ok": "green", "warning": "yellow", "stops": "red"}
 
 

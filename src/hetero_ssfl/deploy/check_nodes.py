@@ -119,7 +119,7 @@ def check_names(config: Config, folders: Sequence[str], nodes: Mapping[str, Node
         twice = " and ".join(folder for folder, node in nodes.items() if node.name == name)
         yield "stops", f"{twice} are both named '{name}' in node.toml. Give each node its own name."
     for folder, node in nodes.items():
-        if clients.seats and node.name not in clients.seats:
+        if clients.seats and node.name not in [seat.name for seat in clients.seats]:
             yield "stops", f"{folder} is named '{node.name}', which is not in clients.seats. Add it there."
     if folders and clients.count > len(folders):
         yield (
