@@ -182,6 +182,14 @@ def test_a_port_of_another_program_stops_the_run(it: Deployment) -> None:
     assert not stops(it.folder, port)
 
 
+def test_a_secure_sum_needs_the_keys_of_all_nodes(it: Deployment) -> None:
+    change(it.node("node-2") / "node.toml", "participants = 3", "participants = 2")
+    change(it.server / "federation.toml", "# [alignment]\n# form", "[alignment]\nform")
+    change(it.server / "federation.toml", "# [privacy]\n# secure", "[privacy]\nsecure")
+    (it.node("node-2") / "peers/node-1.pub").unlink()
+    assert [(finding.who, finding.what) for finding in stops(it.folder)] == [("node-2", "keys")]
+
+
 def test_images_that_change_their_kind_are_a_warning(it: Deployment) -> None:
     shutil.rmtree(it.node("node-1") / "images")
     photos(it.node("node-1") / "images", 5, "L", side=12)

@@ -215,6 +215,17 @@ def check_limits(node: NodeSettings, config: Config, shape: Shape) -> Iterator[P
     yield "ok", "the config is within this node's limits"
 
 
+def check_peers(node: NodeSettings, names: Sequence[str]) -> Iterator[Part]:
+    """Check that a node knows the keys of all others, which it asks for in secure sums."""
+    missing = [name for name in names if node.peers and not (node.peers / f"{name}.pub").exists()]
+    if missing:
+        yield (
+            "stops",
+            f"'{node.peers}' has no public key of {', '.join(missing)}, so this node refuses secure sums with them. "
+            "Copy their node.pub there as NAME.pub.",
+        )
+
+
 def encoder_shape(node: NodeSettings, shape: Shape | None, pictures: Pictures | None) -> Shape:
     """Return the RAD's shape or, where the config is on another machine, that of the node's own images."""
     if shape is not None:

@@ -72,6 +72,10 @@ def check_folder(folder: Path, port: int | None = None) -> list[Finding]:
         found += _files_of_node(place, name, path, trusted)
     absent = [name for name in place.deployment.nodes if name not in place.nodes] if place.deployment else []
     found += [Finding(name, "settings", "warning", "its folder is not here and was not checked") for name in absent]
+    if config is not None and config.privacy.secure:
+        for name, node in settings.items():
+            names = [other.name for other in settings.values()]
+            found += collect(name, "keys", check_nodes.check_peers(node, names))
     if config is not None:
         found += collect("server", "names", check_nodes.check_names(config, _node_names(place), settings))
     return found
