@@ -48,7 +48,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     SERVER: BASE | {"events", "methods", "runs", "sealing", "secure", RECORDS, SUMS},
     ENGINES: {"config", "errors", "runs", RECORDS, SITES, CLIENT},
     RUNNING: BASE
-    | {"consensus", "data", "evaluation", "events", "methods", "runs", RECORDS, SITES, CLIENT, SERVER, ENGINES},
+    | {"consensus", "data", "evaluation", "events", "methods", "runs", RECORDS, SITES, CLIENT, SERVER, ENGINES}
+    | {"federation.continuing"},  # who may join can change when a run is opened
     "federation.superlink": {"config", "errors", "events", "federation.logs", SITES, RUNNING},
     "federation.strategy": {"config", "errors", "methods", RECORDS},
     "federation.continuing": BASE | {"methods", "runs"},
@@ -59,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "progress": {"events", "screen"},
     "doctor": set(),
     "checkup": {"doctor", "errors", "runs"},
-    "deploy": BASE | {"events", "progress"},
+    "deploy": BASE | {"data", "events", "models", "progress", SITES},  # `deploy check` asks a node's own checks
     "api": BASE
     | {"data", "events", "federation", RECORDS, RUNNING, SITES, "methods", "objectives", "progress", "report"}
     | {"runs", "use"},  # Run.embed, .export and .report are the commands' functions

@@ -236,11 +236,14 @@ class RunFolder:
 
     @property
     def busy(self) -> bool:
-        """Whether a process is training in the folder."""
+        """Whether a process of this machine is training in the folder. Looking does not write to it."""
         try:
-            with self.lock():
+            with (self.path / ".lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
-        except RunError:
+        except FileNotFoundError:
+            return False
+        except OSError:
             return True
 
     @property

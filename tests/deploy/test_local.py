@@ -12,9 +12,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from helpers.waiting import group_runs, until
-from hetero_ssfl.deploy import local, pki
+from hetero_ssfl.cli import app
+from hetero_ssfl.config import load_config
+from hetero_ssfl.deploy import layout, local, pki
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.local import Rehearsal, free_port
 from hetero_ssfl.deploy.watch import RunWatch
@@ -34,10 +37,17 @@ def deployment(folder: Path, *nodes: str) -> Deployment:
 @pytest.fixture(scope="module")
 def meeting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     """One SuperLink and three nodes: a valid one, one with an unregistered key, one that trusts another CA."""
-    it = deployment(tmp_path_factory.mktemp("meeting") / "fl", "good", "unregistered", "mistrusting")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "SUPERLINK_PORT", free_port())  # written into flwr.sh
+        patch.setenv("ALLOW_ROOT", "yes")
+        yield from _meeting(tmp_path_factory.mktemp("meeting") / "fl")
+
+
+def _meeting(folder: Path) -> Iterator[Rehearsal]:
+    it = deployment(folder, "good", "unregistered", "mistrusting")
     (it.server / "node-keys/unregistered.pub").write_bytes(pki.node_key()[1])
     (it.node("mistrusting") / "ca.crt").write_bytes(pki.new_authority().certificate_pem())
-    with Rehearsal(it, proxy=False) as rehearsal:
+    with Rehearsal(it, it.superlink_port, proxy=False) as rehearsal:
         rehearsal.start_superlink()
         rehearsal.register_nodes()
         for name in it.nodes:
@@ -56,6 +66,17 @@ def test_a_node_without_valid_credentials_never_takes_part(meeting: Rehearsal, n
     assert "SuperNode ID" not in node.log.read_text()
     assert meeting.online() == 1, "only the good one"
     assert meeting.processes["good"].alive
+
+
+def test_a_new_node_is_registered_with_the_running_superlink(meeting: Rehearsal) -> None:
+    (meeting.deployment.server / "federation.toml").write_text("[clients]\ncount = 3\nseats = [{ name = 'good' }]\n")
+    shown = CliRunner().invoke(app, ["deploy", "add-node", str(meeting.deployment.folder), "late"])
+    assert shown.exit_code == 0, shown.output
+    known = {node["node-id"] for node in meeting.flwr("supernode", "list", "hetero-ssfl", "--format", "json")["nodes"]}
+    seat = load_config(str(meeting.deployment.server / "federation.toml")).clients.seats[0].node
+    assert str(seat) in {str(node) for node in known}
+    assert f"has registered its key as node {seat}" in shown.stdout
+    assert "register-nodes.sh" not in shown.stdout
 
 
 def test_nobody_else_can_read_the_files_of_a_rehearsal(meeting: Rehearsal) -> None:

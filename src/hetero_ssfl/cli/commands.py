@@ -209,7 +209,7 @@ def status(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, on the machine of the server.")],
     as_json: Json = False,
 ) -> None:
-    """Show the status of a run and of each participant.
+    """Show the status of a run and of each participant; for a run that has ended too early, how to continue it.
 
     Examples:
       hetero-ssfl status runs/a
@@ -222,7 +222,7 @@ def status(
     if as_json:
         print_json(found)
         return
-    out.print(found["summary"], highlight=False)
+    say(escape(found["summary"]))
     out.print(status_table(found))
     if found["last_warning"]:
         out.print(f"last warning: {escape(found['last_warning'])}", highlight=False, soft_wrap=True)

@@ -2,13 +2,17 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from .terminal import Json, Quiet, err, print_json, say
+
+if TYPE_CHECKING:
+    from ..deploy.findings import Finding
 
 app = typer.Typer(
     help="Deploy a federation on several machines, or rehearse the deployment on this one.", no_args_is_help=True
@@ -105,6 +109,88 @@ def revoke(
 
 
 @app.command()
+def check(
+    folder: Annotated[
+        Path, typer.Argument(help="The folder of the deployment, of its server or of one node.", show_default=False)
+    ],
+    as_json: Json = False,
+) -> None:
+    """Find what would stop a run before anything starts: images, encoders, RAD, names, certificates, ports, limits.
+
+    On the machine of the server or of one node, name its own folder. The exit code is 2 if something would stop a run.
+
+    Examples:
+      hetero-ssfl deploy check fl
+      hetero-ssfl deploy check nodes/node-1
+    """
+    from ..deploy.checking import check_folder
+
+    found = check_folder(folder)
+    stops = sum(finding.level == "stops" for finding in found)
+    if as_json:
+        print_json({"stops": stops, "findings": [asdict(finding) for finding in found]})
+    else:
+        for finding in found:
+            say(_line(finding))
+        say(f"{_things(stops)} would stop a run" if stops else "nothing was found that would stop a run")
+    if stops:
+        sys.exit(2)
+
+
+@app.command("add-node")
+def add_node(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="The name of the new node.", show_default=False)],
+    days: Days = 825,
+) -> None:
+    """Add a node to a deployment, also while its federation is running: keys, certificate, settings, seat.
+
+    Its key is registered at once if the SuperLink runs on this machine. What is left to do is printed, with the files
+    that each person needs. ca/ must be in the folder.
+
+    Example:
+      hetero-ssfl deploy add-node fl hospital-d
+    """
+    from ..deploy import adding
+    from ..deploy.layout import Deployment
+    from ..deploy.writing import date_after
+
+    deployment = adding.add_node(Deployment.load(folder), name, days)
+    until = f"; its client certificate is valid until {date_after(days)}" if deployment.secure else ""
+    say(f"{name} was added{until}. Left to do:")
+    for step in adding.steps(deployment, name, registered := adding.register_node(deployment, name)):
+        say(f"- {escape(step)}")
+    for step in adding.seat_steps(deployment, name, registered.node if registered else None):
+        say(f"- {escape(step)}")
+
+
+COLOURS = {"ok": "green", "warning": "yellow", "stops": "red"}
+
+
+def _line(finding: "Finding") -> str:
+    """Return a finding as one line, with the name of the machine it is about."""
+    level = f"[{COLOURS[finding.level]}]{finding.level:<7}[/]"
+    return f"{level}  {escape(finding.who)}  {finding.what}: {escape(' '.join(finding.text.split()))}"
+
+
+def _things(count: int) -> str:
+    return "1 finding" if count == 1 else f"{count} findings"
+
+
+def _check_first(folder: Path, port: int | None) -> None:
+    """Print warnings, and raise ConfigError if a rehearsal cannot succeed."""
+    from ..deploy.checking import check_folder
+    from ..errors import ConfigError
+
+    found = [finding for finding in check_folder(folder, port) if finding.level != "ok"]
+    for finding in found:
+        err.print(_line(finding), highlight=False, soft_wrap=True)
+    stops = sum(finding.level == "stops" for finding in found)
+    if stops:
+        raise ConfigError(f"{_things(stops)} would stop this run, see above. Nothing was started.")
+
+
+@app.command()
 def local(
     folder: Folder,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Use another port for the server.")] = None,
@@ -116,7 +202,8 @@ def local(
 ) -> None:
     """Rehearse the deployment on this machine: run all its programs, with its keys, until the run is finished.
 
-    Programs that end too early are restarted. Ctrl-C stops everything; run the same command again to continue.
+    `deploy check` comes first, so that a mistake in the settings shows within seconds. Programs that end too early are
+    restarted. Ctrl-C stops everything; run the same command again to continue.
 
     Examples:
       hetero-ssfl deploy local fl
@@ -129,10 +216,12 @@ def local(
     from ..progress import RunView
 
     deployment = Deployment.load(folder)
-    config = load_config(str(deployment.server / "federation.toml"))
     rehearsal = Rehearsal(deployment, port)
+    if fresh or not (rehearsal.run_dir / "results.json").exists():
+        _check_first(folder, port)
     if deployment.secure and not rehearsal.proxied:
         err.print(f"The proxy is left out of this rehearsal: {rehearsal.without_proxy()}.", soft_wrap=True)
+    config = load_config(str(deployment.server / "federation.toml"))
     try:
         with RunView(err, config.name, quiet) as view, rehearsal:
             if fresh:

@@ -10,7 +10,7 @@ from .writing import Writer, date_after
 
 def renew_server(deployment: Deployment, days: int) -> str:
     """Create a new server certificate with the same CA. Return the date on which it expires."""
-    server = pki.server_certificate(_authority(deployment, "ca"), deployment.host, days)
+    server = pki.server_certificate(authority_of(deployment, "ca"), deployment.host, days)
     files = {"server/server.key": server.key_pem(), "server/server.crt": server.certificate_pem()}
     _replace(deployment, files)
     return date_after(days)
@@ -22,7 +22,7 @@ def renew_node(deployment: Deployment, name: str, days: int) -> str:
     Its earlier certificates stay valid until they expire or the node is revoked, so that it can change in its own time.
     """
     _check_name(deployment, name)
-    client = pki.client_certificate(_authority(deployment, "client-ca"), name, days)
+    client = pki.client_certificate(authority_of(deployment, "client-ca"), name, days)
     files = {  # the first file makes it revocable
         f"ca/clients/{name}.crt": _issued_pem(deployment, name) + client.certificate_pem(),
         f"nodes/{name}/client.key": client.key_pem(),
@@ -35,7 +35,7 @@ def renew_node(deployment: Deployment, name: str, days: int) -> str:
 def revoke_node(deployment: Deployment, name: str) -> int:
     """Add all certificates of a node to the revocation list. Return how many were not in it before."""
     _check_name(deployment, name)
-    authority = _authority(deployment, "client-ca")
+    authority = authority_of(deployment, "client-ca")
     certificates = x509.load_pem_x509_certificates(_issued_pem(deployment, name))
     previous = (deployment.folder / "ca/client.crl").read_bytes()
     known = x509.load_pem_x509_crl(previous)
@@ -49,7 +49,7 @@ def revoke_node(deployment: Deployment, name: str) -> int:
     return len(new)
 
 
-def _authority(deployment: Deployment, name: str) -> pki.Certified:
+def authority_of(deployment: Deployment, name: str) -> pki.Certified:
     ca = deployment.folder / "ca"
     try:
         return pki.load((ca / f"{name}.crt").read_bytes(), (ca / f"{name}.key").read_bytes())

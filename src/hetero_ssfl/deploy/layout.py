@@ -22,7 +22,8 @@ from . import pki
 NOTE = "# Written by `hetero-ssfl deploy init`, read by the other `hetero-ssfl deploy` commands.\n"
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 SUPERLINK_PORT = 9093  # on the loopback interface of the server's machine, behind the proxy
-FORWARDER_PORT = 9095  # on the loopback interface of a node's machine; its SuperNode uses 9094
+NODE_PORT = 9094  # of the SuperNode, on the loopback interface of a node's machine
+FORWARDER_PORT = 9095  # on the loopback interface of a node's machine
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from typing import Any
 
 from ..errors import ConfigError, RunError
 from . import flower, nginx, pki
+from .check_files import is_free
 from .layout import Deployment, address
 from .processes import Process, Watchdog
 from .watch import RunWatch
@@ -118,7 +119,7 @@ class Rehearsal:
         """Start a program, and return when it accepts connections."""
         if name in self.processes:
             self.processes[name].stop()
-        if not _is_free(host, port):
+        if not is_free(host, port):
             raise RunError(f"port {port} is in use by another program. Stop it, or choose a free --port.")
         process = self.start(name, command, cwd)
         deadline = time.monotonic() + START_TIMEOUT
@@ -301,17 +302,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _is_free(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that a program has just released is free
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
 
 
 def _answers(host: str, port: int) -> bool:

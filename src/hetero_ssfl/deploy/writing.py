@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from . import flower, nginx, pki
-from .layout import Deployment
+from .layout import NODE_PORT, Deployment
 from .templates import fill
 
 ENCODERS = (  # different for each participant
@@ -67,32 +67,32 @@ class Writer:
     def write_keys(self, days: int) -> None:
         authority = pki.new_authority(max(days, pki.CA_DAYS))
         server = pki.server_certificate(authority, self.deployment.host, days)
+        clients = pki.new_authority(max(days, pki.CA_DAYS), "hetero-ssfl client CA")
         self.put("ca/ca.key", authority.key_pem(), 0o600)
+        self.put("ca/client-ca.key", clients.key_pem(), 0o600)
         self.put("server/server.key", server.key_pem(), 0o600)
         self.put("server/server.crt", server.certificate_pem())
-        for folder in ("ca", "server", *(f"nodes/{name}" for name in self.deployment.nodes)):
-            self.put(f"{folder}/ca.crt", authority.certificate_pem())
-        for name in self.deployment.nodes:
-            private, public = pki.node_key()
-            self.put(f"nodes/{name}/node.key", private, 0o600)
-            self.put(f"nodes/{name}/node.pub", public)
-            self.put(f"server/node-keys/{name}.pub", public)
-            for peer in self.deployment.nodes:  # by these keys the nodes recognise each other in secure sums
-                self.put(f"nodes/{peer}/peers/{name}.pub", public)
-        self.write_client_certificates(days)
-
-    def write_client_certificates(self, days: int) -> None:
-        authority = pki.new_authority(max(days, pki.CA_DAYS), "hetero-ssfl client CA")
-        self.put("ca/client-ca.key", authority.key_pem(), 0o600)
         for folder in ("ca", "server"):
-            self.put(f"{folder}/client-ca.crt", authority.certificate_pem())
-            self.put(f"{folder}/client.crl", pki.revocation_list(authority, ()))
+            self.put(f"{folder}/ca.crt", authority.certificate_pem())
+            self.put(f"{folder}/client-ca.crt", clients.certificate_pem())
+            self.put(f"{folder}/client.crl", pki.revocation_list(clients, ()))
         for name in self.deployment.nodes:
-            client, local = pki.client_certificate(authority, name, days), pki.loopback_certificate()
-            self.put(f"ca/clients/{name}.crt", client.certificate_pem())
-            for kind, certified in (("client", client), ("local", local)):
-                self.put(f"nodes/{name}/{kind}.key", certified.key_pem(), 0o600)
-                self.put(f"nodes/{name}/{kind}.crt", certified.certificate_pem())
+            self.write_node_keys(name, authority.certificate_pem(), clients, days)
+
+    def write_node_keys(self, name: str, authority: bytes, clients: pki.Certified, days: int) -> None:
+        """Write the keys and certificates of one node, and what server and CA keep of them."""
+        private, public = pki.node_key()
+        self.put(f"nodes/{name}/ca.crt", authority)
+        self.put(f"nodes/{name}/node.key", private, 0o600)
+        self.put(f"nodes/{name}/node.pub", public)
+        self.put(f"server/node-keys/{name}.pub", public)
+        for peer in self.deployment.nodes:  # by these keys the nodes recognise each other in secure sums
+            self.put(f"nodes/{peer}/peers/{name}.pub", public)
+        client, local = pki.client_certificate(clients, name, days), pki.loopback_certificate()
+        self.put(f"ca/clients/{name}.crt", client.certificate_pem())
+        for kind, certified in (("client", client), ("local", local)):
+            self.put(f"nodes/{name}/{kind}.key", certified.key_pem(), 0o600)
+            self.put(f"nodes/{name}/{kind}.crt", certified.certificate_pem())
 
     def write_server(self, settings: Mapping[str, object]) -> None:
         it, count = self.deployment, len(self.deployment.nodes)
@@ -142,11 +142,11 @@ class Writer:
         if it.secure:
             self.put(f"{folder}/forwarder.conf", nginx.forwarder(it))
             run = flower.shell(nginx.command("$here", "$here/forwarder.conf"))
-            start = flower.supernode("$here", "$superlink", "${NODE_PORT:-9094}", "local.crt")
+            start = flower.supernode("$here", "$superlink", f"${{NODE_PORT:-{NODE_PORT}}}", "local.crt")
             body = fill("start.sh", forwarder=run, supernode=flower.shell(start))
         else:
             superlink = "${SUPERLINK:-" + it.entrance + "}"
-            body = _forever(flower.supernode("$here", superlink, "${NODE_PORT:-9094}", None))
+            body = _forever(flower.supernode("$here", superlink, f"${{NODE_PORT:-{NODE_PORT}}}", None))
         about = "Take part in the federation until stopped. NODE_PORT names another port for the node's own processes."
         self.script(f"{folder}/start.sh", about, body)
 

@@ -13,7 +13,9 @@ from ..errors import ConfigError
 from ..methods import method_for
 from ..runs import HISTORY, RunFolder
 
+WHO_MAY_JOIN = ("clients.seats", "clients.newcomers")
 CHANGEABLE = (
+    *WHO_MAY_JOIN,
     *("rounds", "local_epochs", "optim", "views", "averaging", "evaluation", "engine", "tracking"),
     *("clients.per_round", "ssl.ema", "ssl.ema_end", "ssl.temperature", "ssl.invariance", "ssl.variance"),
     *("ssl.covariance", "ssl.redundancy", "alignment.mu", "alignment.ramp_rounds", "alignment.when"),

@@ -32,6 +32,7 @@ from ..methods import method_for
 from ..plugins import check_place, check_trusted, is_known_place, is_missing, remember, remember_places
 from ..runs import FAULTS, RunFolder, append_line, resume_command
 from .client.scoring import evaluate
+from .continuing import WHO_MAY_JOIN, continue_with
 from .engines.forkserver import open_fork_server
 from .engines.workers import InlineGrid, WorkerGrid
 from .records import Header
@@ -108,6 +109,9 @@ def open_run(path: Path, config: Config, site: Site) -> RunFolder:
             f"'{path}' holds a run with different {found}. Continue that run with: {resume_command(path)}; "
             "or choose another run folder."
         )
+    changed = differences(folder.config, config)
+    if changed and not folder.finished and changed.keys() <= set(WHO_MAY_JOIN):
+        continue_with(folder, changed)
     return folder
 
 
@@ -145,9 +149,12 @@ def _what_differs(folder: RunFolder, config: Config, site: Site) -> str | None:
 
 
 def _difference(before: Config, now: Config) -> str | None:
-    """Return the first setting that differs, with both values; None if all are equal."""
+    """Return the first setting that differs, with both values; None if all are equal.
+
+    Who may join does not count: the operator of a federation can admit nodes to a run that has begun.
+    """
     old, new = flat(before.model_dump(mode="json")), differences(before, now)
-    key = next(iter(new), None)
+    key = next((key for key in new if key not in WHO_MAY_JOIN), None)
     return key and f"settings ({key} is {old.get(key)} there and {new[key]} here)"
 
 

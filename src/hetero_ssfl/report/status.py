@@ -1,6 +1,7 @@
 """The status of a run for its operator: current phase, participants, failures and their reasons."""
 
 import time
+from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
@@ -8,11 +9,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..events import ClientTrained, RoundDone
-from ..runs import RunFolder
+from ..runs import RunFolder, resume_command
+
+ENDED = ("finished", "stopped")
+SLACK = 300.0  # seconds that the server may compute, in addition to engine.round_timeout
 
 
 def read_status(folder: RunFolder) -> dict[str, Any]:
-    """Read the status from status.json (current) and events.jsonl (finished rounds)."""
+    """Read the status from status.json (current), events.jsonl (finished rounds) and the lock of the folder."""
     now: dict[str, Any] = folder.read_json("status.json") if (folder.path / "status.json").exists() else {}
     events = folder.events()
     rounds = [e for e in events if isinstance(e, RoundDone)]
@@ -27,34 +31,64 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
             node["bytes"] = node.get("bytes", 0) + (event.bytes_up or 0) + event.bytes_down
             if event.excluded:
                 node["last_fault"] = f"round {event.round}: {event.excluded}"
+    phase = _phase(folder, now)
+    if phase in ENDED:
+        for node in nodes.values():
+            node["state"] = "away" if node.get("state") == "away" else phase
     seconds = [e.seconds for e in rounds if e.round > 0]
-    left = median(seconds[-10:]) * (total - done) if seconds else None
-    phase = "finished" if folder.finished else now.get("phase", "not started")
-    return {
+    found = {
         "run": str(folder.path),
         "phase": phase,
         "round": done,
         "rounds": total,
-        "seconds_left": None if folder.finished else left,
+        "seconds_left": median(seconds[-10:]) * (total - done) if seconds and phase not in ENDED else None,
         "updated": now.get("updated"),
-        "waiting_for": now.get("waiting_for", []),
+        "waiting_for": [] if phase in ENDED else now.get("waiting_for", []),
         "last_warning": now.get("last_warning", ""),
+        "resume": resume_command(folder.path) if phase in ("stopped", "stalled") else None,
         "nodes": dict(sorted(nodes.items())),
-        "summary": _summary(phase, done, total, left, now),
     }
+    return {**found, "summary": _summary(folder, found)}
 
 
-def _summary(phase: str, done: int, total: int, left: float | None, now: dict[str, Any]) -> str:
-    text = f"{phase}: {done} of {total} rounds done"
+def _phase(folder: RunFolder, now: dict[str, Any]) -> str:
+    """Return the phase that the server reported, unless it has ended, or has been silent for too long."""
+    if folder.finished:
+        return "finished"
+    if not folder.busy:
+        return "stopped" if now else "not started"
+    longest = folder.config.engine.round_timeout + SLACK
+    if now.get("updated") and time.time() - now["updated"] > longest:
+        return "stalled"
+    return str(now.get("phase", "starting"))
+
+
+def _summary(folder: RunFolder, found: dict[str, Any]) -> str:
+    phase, updated = found["phase"], found["updated"]
+    text = f"{phase}: {found['round']} of {found['rounds']} rounds done"
     if phase == "finished":
-        return text
-    if left is not None:
-        text += f", about {duration(left)} left"
-    if now.get("waiting_for"):
-        text += f"; waiting for {', '.join(now['waiting_for'])}"
-    if now.get("updated"):
-        text += f" (as of {duration(time.time() - now['updated'])} ago)"
-    return text
+        means = folder.read_json("results.json").get("mean", {})
+        return text + "".join(f", {name} {value:.1f}" for name, value in sorted(means.items()))
+    if phase == "stopped":
+        return f"{text}; no process of this machine works on it. {_last(updated)} Continue with: {found['resume']}"
+    if phase == "stalled":
+        limit = folder.config.engine.round_timeout
+        return (
+            f"{text}; its server process is there, but has been silent for longer than engine.round_timeout = "
+            f"{limit:g} s. {_last(updated)} Look at its log, stop it, and continue with: {found['resume']}"
+        )
+    if found["seconds_left"] is not None:
+        text += f", about {duration(found['seconds_left'])} left"
+    if found["waiting_for"]:
+        text += f"; waiting for {', '.join(found['waiting_for'])}"
+    return f"{text} (as of {duration(time.time() - updated)} ago)" if updated else text
+
+
+def _last(updated: float | None) -> str:
+    if updated is None:
+        return "When it last made progress is not known."
+    then = f"{datetime.fromtimestamp(updated, UTC):%Y-%m-%d %H:%M} UTC"
+    return f"Last progress {duration(time.time() - updated)} ago ({then})."
 
 
 def status_table(found: dict[str, Any]) -> Table:

@@ -13,6 +13,7 @@ def reporting(folder: RunFolder, listen: Listener) -> Listener:
     """Wrap a listener: keep status.json up to date, and pass every event on."""
     status: dict[str, Any] = {"phase": "starting", "round": 0, "nodes": {}}
     written = 0.0
+    folder.write_json("status.json", {**status, "updated": time.time()})  # an earlier process may have left one
 
     def report(event: Event) -> None:
         nonlocal written

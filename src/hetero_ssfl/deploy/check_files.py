@@ -1,0 +1,210 @@
+"""Checks of the files and ports of one machine: certificates, keys, nginx, ports. Nothing is written or started."""
+
+import re
+import socket
+import ssl
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from ..errors import ConfigError
+from . import nginx, pki
+from .findings import Part
+
+SOON = timedelta(days=30)
+ANSWER_SECONDS = 1.0  # for a program on this machine to show its certificate
+LISTEN = re.compile(r"^\s*listen\s+(\S+)\s+ssl;", re.MULTILINE)  # as start.sh finds it
+SUPERLINK = re.compile(r'--host "?([^" ]+)"? --port "?(\d+)')
+
+
+# --- certificates and keys ---
+
+
+def server_certificates(server: Path, host: str | None, remedy: str) -> Iterator[Part]:
+    """Check what the server shows to nodes, and how it recognises them."""
+    shown = _pair(server, "server")
+    yield _dates(shown.certificate, "the server's certificate", remedy)
+    _check_issuer(shown.certificate, _certificate(server / "ca.crt"), server / "server.crt", server / "ca.crt")
+    if host is not None:
+        names = shown.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        if pki.general_name(host) not in list(names):
+            yield "stops", f"the server's certificate is not for '{host}', so nodes refuse it. {remedy}"
+    authority = _certificate(server / "client-ca.crt")
+    yield from _revocations(server / "client.crl", authority)
+    yield from _registered_keys(server / "node-keys")
+
+
+def node_certificates(node: Path, remedy: str) -> Iterator[Part]:
+    """Check what a node shows to the server, and what its SuperNode and its forwarder show to each other."""
+    client, local = _pair(node, "client"), _pair(node, "local")
+    yield _dates(client.certificate, "its client certificate", remedy)
+    yield _dates(local.certificate, "its loopback certificate", "Create the node's folder anew.")
+    _certificate(node / "ca.crt")
+    _node_key(node / "node.key")
+    for key in ("client.key", "local.key", "node.key"):
+        if (node / key).stat().st_mode & 0o077:
+            yield "warning", f"'{node / key}' can be read by other accounts. Use: chmod 600 {key}"
+
+
+def agreement(node: Path, server: Path, public_key: Path, remedy: str) -> Iterator[Part]:
+    """Check that a node and the server, if both folders are here, accept each other."""
+    if (node / "ca.crt").read_bytes() != (server / "ca.crt").read_bytes():
+        yield "stops", f"'{node / 'ca.crt'}' is not the CA of the server, so the node refuses the server. Copy ca.crt."
+    client = _certificate(node / "client.crt")
+    authority = _certificate(server / "client-ca.crt")
+    _check_issuer(client, authority, node / "client.crt", server / "client-ca.crt")
+    revoked = x509.load_pem_x509_crl((server / "client.crl").read_bytes())
+    if revoked.get_revoked_certificate_by_serial_number(client.serial_number) is not None:
+        yield "stops", f"its client certificate is revoked. {remedy}"
+    if not public_key.exists():
+        yield "stops", f"the server does not have its public key. Copy node.pub to '{public_key}'."
+    elif load_ssh_public_key(public_key.read_bytes()) != _node_key(node / "node.key").public_key():
+        yield "stops", f"'{public_key}' is not the public key of its node.key. Copy the node's public key there."
+
+
+def _pair(folder: Path, kind: str) -> pki.Certified:
+    paths = folder / f"{kind}.crt", folder / f"{kind}.key"
+    try:
+        return pki.load(*(path.read_bytes() for path in paths))
+    except ValueError as error:
+        raise ConfigError(f"'{paths[0]}' and '{paths[1].name}' cannot be used: {error}. Copy both again.") from None
+
+
+def _certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise ConfigError(f"'{path}' is not a certificate. Copy it again.") from None
+
+
+def _dates(certificate: x509.Certificate, what: str, remedy: str) -> Part:
+    now, start, end = datetime.now(UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > end:
+        return "stops", f"{what} expired on {end:%Y-%m-%d}. {remedy}"
+    if now < start:
+        return "stops", f"{what} is valid from {start:%Y-%m-%d %H:%M} UTC only. Check the clock of this machine."
+    return "warning" if end - now < SOON else "ok", f"{what} is valid until {end:%Y-%m-%d}"
+
+
+def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate, path: Path, by: Path) -> None:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        raise ConfigError(
+            f"'{path}' was not signed by '{by.name}' of the server. Copy both from one deployment."
+        ) from None
+
+
+def _revocations(path: Path, authority: x509.Certificate) -> Iterator[Part]:
+    try:
+        found = x509.load_pem_x509_crl(path.read_bytes())
+        signed = found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        raise ConfigError(f"'{path}' is not a revocation list. Copy ca/client.crl again.") from None
+    if not signed:
+        yield "stops", f"'{path}' was not signed by client-ca.crt, so all nodes are refused. Copy ca/client.crl again."
+    elif found.next_update_utc is not None and found.next_update_utc < datetime.now(UTC):
+        yield "stops", f"'{path}' expired on {found.next_update_utc:%Y-%m-%d}, so all nodes are refused."
+
+
+def _registered_keys(folder: Path) -> Iterator[Part]:
+    owners: dict[bytes, str] = {}
+    for path in sorted(folder.glob("*.pub")):
+        try:
+            load_ssh_public_key(path.read_bytes())
+        except ValueError:
+            yield "stops", f"'{path}' is not a public key in the format of OpenSSH. Ask {path.stem} for it again."
+            continue
+        key = b" ".join(path.read_bytes().split()[:2])
+        if key in owners:
+            yield "stops", f"{path.stem} and {owners[key]} have the same key in '{folder}'. Each node needs its own."
+        owners[key] = path.stem
+
+
+def _node_key(path: Path) -> EllipticCurvePrivateKey:
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except ValueError as error:
+        raise ConfigError(f"'{path}' cannot be used as a key: {error}. Copy it again.") from None
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise ConfigError(
+            f"'{path}' is not an ECDSA key. Create one with: ssh-keygen -t ecdsa -b 384 -N '' -f node.key"
+        )
+    return key
+
+
+# --- nginx ---
+
+
+def nginx_configuration(path: Path, alone: bool) -> Iterator[Part]:
+    """Let nginx check its configuration. `alone`: this is the machine that it is for."""
+    program = nginx.program()
+    if program is None:
+        text = f"nginx is not installed ({nginx.INSTALL})"
+        yield ("stops", f"{text}, so the scripts here cannot start.") if alone else ("warning", text)
+        return
+    with tempfile.TemporaryDirectory() as scratch:  # nginx creates its folders and logs also for a test
+        command = [program, *nginx.command(scratch, str(path.resolve()))[1:], "-t", "-q"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode == 0:
+        yield "ok", f"nginx accepts {path.name}"
+        return
+    faults = [line.partition(": ")[2] for line in done.stderr.splitlines() if "[emerg]" in line]
+    reason = faults[0] if faults else done.stderr.strip()[-200:]
+    if "host not found" in reason and not alone:
+        yield "warning", f"this machine does not know the name of the server; the node's machine must ({reason})"
+    else:
+        yield "stops", f"nginx does not accept {path.name}: {reason}"
+
+
+# --- ports ---
+
+
+def listeners(*paths: Path) -> Iterator[tuple[str, int]]:
+    """Yield the addresses that configurations of nginx and start-superlink.sh name."""
+    for path in paths:
+        text = path.read_text() if path.exists() else ""
+        for listen in LISTEN.findall(text):
+            host, _, port = listen.rpartition(":")
+            yield host.strip("[]"), int(port)
+        for host, port in SUPERLINK.findall(text):
+            yield host, int(port)
+
+
+def free_ports(addresses: Iterator[tuple[str, int]], certificate: Path | None) -> Iterator[Part]:
+    """Check that ports are free, or in use by a program of this deployment, which shows its own certificate."""
+    for host, port in addresses:
+        if is_free(host, port):
+            yield "ok", f"port {port} is free"
+        elif certificate is not None and shows(host, port, certificate):
+            yield "ok", f"port {port} is in use by this deployment, which is running"
+        else:
+            yield "stops", f"port {port} is in use by another program. Stop it, or choose another port."
+
+
+def is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that a program has just released is free
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def shows(host: str, port: int, certificate: Path) -> bool:
+    """Return whether the program at this address shows this certificate."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        found = ssl.get_server_certificate((host, port), timeout=ANSWER_SECONDS)
+        return x509.load_pem_x509_certificate(found.encode()) == _certificate(certificate)
+    except (OSError, ValueError, ConfigError):
+        return False

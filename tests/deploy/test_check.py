@@ -1,0 +1,274 @@
+"""`deploy check`: each mistake that would stop a run is found before anything starts, and names the machine."""
+
+import json
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from hetero_ssfl.cli import app
+from hetero_ssfl.deploy import nginx, pki
+from hetero_ssfl.deploy.certificates import revoke_node
+from hetero_ssfl.deploy.check_nodes import Pictures
+from hetero_ssfl.deploy.checking import check_folder
+from hetero_ssfl.deploy.findings import Finding
+from hetero_ssfl.deploy.layout import Deployment
+from hetero_ssfl.deploy.local import free_port
+from hetero_ssfl.deploy.writing import initialise
+from hetero_ssfl.errors import ConfigError, DataError
+
+
+def photos(folder: Path, count: int, mode: str = "RGB", side: int = 20) -> Path:
+    """Write random square pictures."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        shape = (side, side, 3) if mode == "RGB" else (side, side)
+        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(folder / f"{number:03d}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    """A deployment with its images in place."""
+    folder = tmp_path_factory.mktemp("sound") / "fl"
+    it = Deployment(folder, ("node-1", "node-2"), port=free_port())
+    initialise(it)
+    photos(it.server / "rad", 12)
+    for name in it.nodes:
+        photos(it.node(name) / "images", 9)
+    change(it.server / "federation.toml", "size = 500", "size = 12")
+    change(it.server / "federation.toml", "side = 32", "side = 16")
+    return it
+
+
+@pytest.fixture
+def it(sound: Deployment, tmp_path: Path) -> Deployment:
+    shutil.copytree(sound.folder, tmp_path / "fl", symlinks=True)
+    return Deployment.load(tmp_path / "fl")
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def stops(folder: Path, port: int | None = None) -> list[Finding]:
+    return [finding for finding in check_folder(folder, port) if finding.level == "stops"]
+
+
+@contextmanager
+def busy(port: int) -> Iterator[None]:
+    with socket.create_server(("127.0.0.1", port)):
+        yield
+
+
+def test_a_sound_deployment_passes_and_nothing_is_written(it: Deployment) -> None:
+    before = {path: path.stat().st_mtime_ns for path in it.folder.rglob("*")}
+    found = check_folder(it.folder)
+    assert not [finding for finding in found if finding.level == "stops"]
+    checked = {(finding.who, finding.what) for finding in found if finding.level == "ok"}
+    for name in it.nodes:
+        assert {(name, what) for what in ("images", "encoder", "limits", "certificates")} <= checked
+    assert {("server", what) for what in ("settings", "RAD", "certificates", "ports")} <= checked
+    assert any("9 colour images of 20 pixels (all decoded)" in finding.text for finding in found)
+    assert any(f"{64} features of 3x16x16 images" in finding.text for finding in found)
+    assert {path: path.stat().st_mtime_ns for path in it.folder.rglob("*")} == before
+
+
+def other_key(it: Deployment) -> None:
+    (it.server / "node-keys/node-2.pub").write_bytes(pki.node_key()[1])
+
+
+def expired_client(it: Deployment) -> None:
+    authority = pki.load(*((it.folder / "ca" / f"client-ca.{end}").read_bytes() for end in ("crt", "key")))
+    old = pki.client_certificate(authority, "node-2", 1, datetime.now(UTC) - timedelta(days=2))
+    (it.node("node-2") / "client.crt").write_bytes(old.certificate_pem())
+    (it.node("node-2") / "client.key").write_bytes(old.key_pem())
+
+
+def swapped_key(it: Deployment) -> None:
+    shutil.copy(it.node("node-1") / "client.key", it.node("node-2") / "client.key")
+
+
+def foreign_client(it: Deployment) -> None:
+    other = pki.client_certificate(pki.new_authority(), "node-2")
+    (it.node("node-2") / "client.crt").write_bytes(other.certificate_pem())
+    (it.node("node-2") / "client.key").write_bytes(other.key_pem())
+
+
+def foreign_ca(it: Deployment) -> None:
+    (it.node("node-2") / "ca.crt").write_bytes(pki.new_authority().certificate_pem())
+
+
+def broken_image(it: Deployment) -> None:
+    path = it.node("node-2") / "images/004.png"
+    path.write_bytes(path.read_bytes()[:90])
+
+
+def one_image(it: Deployment) -> None:
+    shutil.rmtree(it.node("node-2") / "images")
+    photos(it.node("node-2") / "images", 1)
+
+
+def in_node(old: str, new: str) -> Callable[[Deployment], None]:
+    return lambda it: change(it.node("node-2") / "node.toml", old, new)
+
+
+def in_config(old: str, new: str) -> Callable[[Deployment], None]:
+    return lambda it: change(it.server / "federation.toml", old, new)
+
+
+@pytest.mark.parametrize(
+    ("who", "what", "text", "mistake"),
+    [
+        ("node-2", "images", "no data at 'imgaes'", in_node('"images"', '"imgaes"')),
+        ("node-2", "images", "'004.png' of .* cannot be decoded", broken_image),
+        ("node-2", "images", "fewer than 2 are left", one_image),
+        ("node-2", "encoder", "unknown encoder 'moblienet'", in_node("mobilenet", "moblienet")),
+        ("node-2", "encoder", "has no option 'widht'", in_node("width", "widht")),
+        ("node-2", "settings", "node.toml: unknown key 'encodr'", in_node("encoder", "encodr")),
+        ("node-2", "settings", "device = 'cuda:93' cannot be used", in_node('"cpu"', '"cuda:93"')),
+        ("node-2", "limits", "local_epochs = 2, its limit is 1", in_node("local_epochs = 100", "local_epochs = 1")),
+        ("node-2", "limits", "the limit of node-2 is 8", in_node("image_side = 512", "image_side = 8")),
+        ("node-2", "limits", "does not send weights", in_config('"hetero-ssfl"', '"fedavg"')),
+        ("node-2", "certificates", "expired on .* deploy renew .* --node node-2", expired_client),
+        ("node-2", "certificates", "does not belong to the certificate", swapped_key),
+        ("node-2", "certificates", "was not signed by 'client-ca.crt'", foreign_client),
+        ("node-2", "certificates", "is not the CA of the server", foreign_ca),
+        ("node-2", "certificates", "is not the public key of its node.key", other_key),
+        ("node-2", "certificates", "is revoked", lambda it: revoke_node(it, "node-2")),
+        ("server", "names", "node-1 and node-2 are both named 'node-1'", in_node('"node-2"', '"node-1"')),
+        ("server", "names", "'node-2', which is not in", in_config("per_round", "seats=[{name='node-1'}]\nper_round")),
+        ("server", "names", "clients.count = 3 nodes are connected", in_config("count = 2", "count = 3")),
+        ("server", "RAD", "no data at 'rda'", in_config('"rad"', '"rda"')),
+        ("server", "RAD", "rad.size = 13 exceeds the 12", in_config("size = 12", "size = 13")),
+        ("server", "settings", "unknown key 'ruonds'", in_config("rounds", "ruonds")),
+        ("server", "certificates", "cannot be used", lambda it: (it.server / "server.crt").write_text("no")),
+        ("server", "certificates", "is not a revocation list", lambda it: (it.server / "client.crl").write_text("no")),
+    ],
+)  # fmt: skip
+def test_one_mistake_is_one_line_that_names_the_machine(
+    who: str,
+    what: str,
+    text: str,
+    mistake: Callable[[Deployment], object],
+    it: Deployment,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nginx, "program", lambda: None)  # it would find some of them, too
+    mistake(it)
+    found = stops(it.folder)
+    if text != "does not send weights":  # concerns all nodes
+        assert len(found) == 1, found
+    wanted = next(finding for finding in found if finding.who == who)
+    assert wanted.what == what
+    assert re.search(text, wanted.text), wanted.text
+
+
+def test_a_port_of_another_program_stops_the_run(it: Deployment) -> None:
+    port = free_port()
+    with busy(port):
+        assert [finding.text.split(" is")[0] for finding in stops(it.folder, port)] == [f"port {port}"]
+    assert not stops(it.folder, port)
+
+
+def test_a_secure_sum_needs_the_keys_of_all_nodes(it: Deployment) -> None:
+    change(it.node("node-2") / "node.toml", "participants = 3", "participants = 2")
+    change(it.server / "federation.toml", "# [alignment]\n# form", "[alignment]\nform")
+    change(it.server / "federation.toml", "# [privacy]\n# secure", "[privacy]\nsecure")
+    (it.node("node-2") / "peers/node-1.pub").unlink()
+    assert [(finding.who, finding.what) for finding in stops(it.folder)] == [("node-2", "keys")]
+
+
+def test_images_that_change_their_kind_are_a_warning(it: Deployment) -> None:
+    shutil.rmtree(it.node("node-1") / "images")
+    photos(it.node("node-1") / "images", 5, "L", side=12)
+    texts = [
+        finding.text for finding in check_folder(it.folder) if finding.who == "node-1" and finding.level == "warning"
+    ]
+    assert any("are grey, those of the RAD are colour" in text for text in texts)
+    assert any("12 pixels and is enlarged to 16" in text for text in texts)
+
+
+def test_code_of_a_folder_is_not_imported_without_trust(
+    it: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_by_check.py").write_text("raise SystemExit('it was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    change(it.node("node-2") / "node.toml", "mobilenet(width=16)", "imported_by_check:Encoder")
+    found = [finding for finding in check_folder(it.folder) if finding.who == "node-2" and finding.what == "encoder"]
+    assert [finding.level for finding in found] == ["warning"]
+    assert "HETERO_SSFL_TRUST=imported_by_check" in found[0].text
+    (tmp_path / "imported_by_check.py").write_text("def Encoder(): return 3")
+    monkeypatch.setenv("HETERO_SSFL_TRUST", "imported_by_check")
+    assert "returned int, expected a torch.nn.Module" in stops(it.folder)[0].text
+
+
+def test_a_machine_checks_what_it_has(it: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nginx, "program", lambda: None)
+    node, server = tmp_path / "at a hospital", tmp_path / "on the server"
+    it.node("node-2").rename(node)
+    it.server.rename(server)
+    change(node / "forwarder.conf", "127.0.0.1:9095", f"127.0.0.1:{free_port()}")
+    monkeypatch.setenv("NODE_PORT", str(free_port()))
+    assert [finding.what for finding in stops(node)] == ["nginx"], "its scripts need nginx"
+    with busy(port := free_port()):
+        monkeypatch.setenv("NODE_PORT", str(port))
+        assert [finding.what for finding in stops(node)] == ["nginx", "ports"]
+    assert {finding.who for finding in check_folder(node)} == {"at a hospital"}
+    (server / "node-keys/node-2.pub").unlink()
+    assert "but there are 1" in next(finding.text for finding in stops(server) if finding.what == "names")
+    left = {(finding.who, finding.text) for finding in check_folder(it.folder) if "not here" in finding.text}
+    assert {who for who, _ in left} == {"server", "node-2"}
+    with pytest.raises(ConfigError, match="neither a deployment"):
+        check_folder(tmp_path)
+
+
+@pytest.mark.skipif(nginx.program() is None, reason="nginx is not installed: make proxy")
+def test_nginx_checks_its_configurations(it: Deployment) -> None:
+    change(it.server / "proxy.conf", "ssl_verify_client on;", "ssl_verify_cleint on;")
+    change(it.node("node-1") / "forwarder.conf", "127.0.0.1:9095", "127.0.0.1:99999")
+    found = {finding.who: finding.text for finding in stops(it.folder)}
+    assert "ssl_verify_cleint" in found["server"]
+    assert "99999" in found["node-1"]
+    assert "node-2" not in found
+
+
+def test_large_sources_are_decoded_for_some_seconds_only(tmp_path: Path) -> None:
+    from hetero_ssfl.config import DataConfig
+
+    data = DataConfig(source=str(photos(tmp_path / "images", 5)))
+    assert Pictures(data, tmp_path, seconds=-1).text() == "5 colour images of 20 pixels (the first 1 decoded)"
+    (tmp_path / "images/002.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"002\.png"):
+        Pictures(data, tmp_path)
+    skipping = Pictures(data.model_copy(update={"on_bad_image": "skip"}), tmp_path)
+    assert skipping.text() == "5 colour images of 20 pixels (all decoded, 1 bad ones skipped)"
+
+
+def test_the_commands_end_with_2_and_start_nothing(it: Deployment) -> None:
+    call = CliRunner().invoke
+    assert call(app, ["deploy", "check", str(it.folder)]).exit_code == 0
+    change(it.node("node-2") / "node.toml", '"images"', '"imgaes"')
+    shown = call(app, ["deploy", "check", str(it.folder)])
+    assert shown.exit_code == 2
+    assert [line.split()[:3] for line in shown.stdout.splitlines() if "imgaes" in line] == [
+        ["stops", "node-2", "images:"]
+    ]
+    answer = call(app, ["deploy", "check", str(it.folder), "--json"])
+    assert (answer.exit_code, json.loads(answer.stdout)["stops"]) == (2, 1)
+    rehearsed = call(app, ["deploy", "local", str(it.folder)])
+    assert isinstance(rehearsed.exception, ConfigError)
+    assert "1 finding would stop this run" in str(rehearsed.exception)
+    assert "node-2" in rehearsed.stderr
+    assert not (it.folder / "rehearsal").exists()
