@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from helpers.federations import ENCODERS, write_federation
@@ -16,6 +17,7 @@ from hetero_ssfl.federation import start
 SHORT = ("rounds=1", "evaluation.untrained=false")
 
 
+@pytest.mark.timeout(600)  # Flower notices the dead server after a minute
 def test_two_supernodes_and_a_server_killed_in_its_round_give_the_same_numbers_as_in_process(tmp_path: Path) -> None:
     """No cheaper test shows that Flower's programs, TLS, the proxy and a restarted server change no bit."""
     root = tmp_path / "there"

@@ -365,6 +365,7 @@ class PrivacyConfig(Section):
     """Secure sums: add noise, so that all rounds together are (epsilon, delta)-differentially private for each client.
     Figures are then not sent."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """The probability with which the guarantee of `epsilon` may fail; well below 1 / the number of clients."""
     clip: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Noise: a client scales its sketch down to the sketch of a kernel of this norm."""
 
