@@ -92,3 +92,10 @@ def test_a_fact_is_found_out_once() -> None:
     answers = iter([[2, 3], 4])
     assert [remembered(["a", 1], lambda: next(answers)) for _ in range(2)] == [[2, 3], [2, 3]]
     assert remembered(["a", 2], lambda: next(answers)) == 4
+
+
+def test_decoded_images_are_readable_by_their_owner_only(cache: Path, source: str) -> None:
+    load_images(DataConfig(source=source, side=8), "train")
+    files = [file for file in cache.iterdir() if file.suffix in (".npy", ".json")]
+    assert len(files) == 2
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}

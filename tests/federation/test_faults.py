@@ -1,5 +1,6 @@
 """A disk that fills up while a file is saved: a one-sentence error, no partial files, and the run can continue."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,10 +93,6 @@ def test_a_full_disk_loses_only_the_current_round(tmp_path: Path, script: str) -
     if subprocess.run([*private, "mount", "-t", "tmpfs", "none", small], capture_output=True).returncode:
         pytest.skip("this machine allows no private mounts")
     inside = f"mount -t tmpfs -o size=2m none {small} && exec {sys.executable} {program} {tmp_path / 'root'} {small}"
-    environment = {
-        "PYTHONPATH": str(TESTS),
-        "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
-        "HETERO_SSFL_CACHE": str(tmp_path),
-    }
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "HETERO_SSFL_CACHE": str(tmp_path)}
     done = subprocess.run([*private, "sh", "-c", inside], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

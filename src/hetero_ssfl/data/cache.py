@@ -33,6 +33,15 @@ def most_bytes() -> int:
     return most * 2**20
 
 
+def private_scratch(file: Path) -> Path:
+    """Create an empty file beside `file`, to be filled and renamed. Only its owner may read it: images are private."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    scratch = file.with_suffix(f".{os.getpid()}{file.suffix}")
+    scratch.unlink(missing_ok=True)
+    scratch.touch(mode=0o600)
+    return scratch
+
+
 def mark_used(file: Path) -> None:
     with suppress(OSError):  # a read-only cache still works; its entries only look older than they are
         os.utime(file)
@@ -65,9 +74,8 @@ def remembered(key: object, find_out: Callable[[], Any]) -> Any:
     with suppress(OSError, ValueError):
         return json.loads(file.read_text())
     value = find_out()
-    scratch = file.with_suffix(f".{os.getpid()}.fact")
     with suppress(OSError):  # without a cache it is found out again
-        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch = private_scratch(file)
         scratch.write_text(json.dumps(value))
         scratch.replace(file)
     return value

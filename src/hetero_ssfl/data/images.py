@@ -7,7 +7,6 @@ in memory.
 import hashlib
 import json
 import logging
-import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -22,7 +21,7 @@ from torch import Tensor
 from ..config import DataConfig
 from ..errors import DataError
 from ..screen import Console
-from .cache import cache_folder, mark_used, most_bytes, prune_cache, remembered
+from .cache import cache_folder, mark_used, most_bytes, private_scratch, prune_cache, remembered
 from .sources import Rows, Subset, count_files, fixed_fifth, locate, open_rows
 
 if TYPE_CHECKING:
@@ -178,10 +177,10 @@ def _fill_cache(entry: Path, config: DataConfig, rows: Rows, what: str) -> None:
         "skipped": skipped,
     }
     try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        scratch = entry.with_suffix(f".{os.getpid()}.npy")
+        scratch = private_scratch(entry.with_suffix(".npy"))
         np.save(scratch, pixels, allow_pickle=False)
         scratch.replace(entry.with_suffix(".npy"))
+        scratch = private_scratch(entry.with_suffix(".json"))
         scratch.write_text(json.dumps(card))
         scratch.replace(entry.with_suffix(".json"))
         prune_cache(entry)
