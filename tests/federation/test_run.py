@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from flwr.app import Message, RecordDict
+from torch import Tensor
 
 from helpers.saved import lines, server_tensors
 from helpers.whole_runs import assert_same, everything, run, tiny
@@ -27,7 +29,7 @@ from hetero_ssfl.federation.sites import NodeSite, Setup, SimulatedSite
 from hetero_ssfl.federation.sites.participant import Participant
 from hetero_ssfl.methods import ServerState
 from hetero_ssfl.objectives import factor_cka
-from hetero_ssfl.runs import RunFolder, load_tensors
+from hetero_ssfl.runs import RunFolder, SavedTensors, load_tensors
 
 
 @pytest.fixture(scope="module")
@@ -347,39 +349,42 @@ def test_a_client_asked_for_an_earlier_round_loads_that_round(reference: RunFold
     assert cache.get(participant(site, 0), limit=2).round == 2
 
 
-@pytest.mark.parametrize("when", ["before any contribution", "between contributions and state"])
-def test_a_round_killed_between_events_and_state_is_repeated(reference: RunFolder, tmp_path: Path, when: str) -> None:
-    """The case that the commit point protects against: events of round 3 are written, its state is not."""
+@pytest.mark.parametrize("when", ["among the contributions", "between events and state"])
+def test_a_round_killed_before_its_state_is_saved_is_repeated(reference: RunFolder, tmp_path: Path, when: str) -> None:
+    """The cases that the commit point protects against: some contributions of round 3 are written, or all and the
+    events, but not the state."""
     path = tmp_path / "run"
+    written = list[str]()
 
     class Killed(BaseException):
         pass
 
-    def stop(folder: RunFolder, state: ServerState, trained: dict[str, int]) -> ServerState:
-        if state.round < 3:
-            return saving.save_state(folder, state, trained)
-        if when == "between contributions and state":
-            patch.setattr(saving, "save_tensors", stop_now)
-            saving.save_state(folder, state, trained)
-        raise Killed
+    def save_state(folder: RunFolder, state: ServerState, trained: dict[str, int]) -> ServerState:
+        if state.round == 3:
+            raise Killed
+        return saving.save_state(folder, state, trained)
 
-    def stop_now(*_: object) -> None:
-        raise Killed
+    def save_contribution(folder: RunFolder, name: str, number: int, arrays: Mapping[str, Tensor]) -> SavedTensors:
+        if number == 3 and when == "among the contributions" and written:
+            raise Killed
+        written.extend([name] if number == 3 else [])
+        return saving.save_contribution(folder, name, number, arrays)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "save_state", stop)
+        patch.setattr(loop, "save_state", save_state)
+        patch.setattr(loop, "save_contribution", save_contribution)
         with pytest.raises(Killed):
             run(path, "engine.workers=2")
-    assert lines(RunFolder.open(path))[-1]["round"] == 3
+    assert lines(RunFolder.open(path))[-1]["round"] == (2 if when == "among the contributions" else 3)
     newest = [RunFolder(path).shares(f"client-{k:03d}").newest(99) for k in range(3)]
-    assert newest == [2 if when == "before any contribution" else 3] * 3
+    assert sorted(newest) == ([2, 2, 3] if when == "among the contributions" else [3, 3, 3])
     assert_same(everything(reference), everything(resume(RunFolder.open(path), lambda _: None)))
 
 
 def test_cancelled_messages_are_not_processed_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def answer(_: object, message: Message, __: object) -> Message:
+    def answer(_: object, message: Message, *__: object) -> Message:
         asked.append(message.metadata.dst_node_id)
         return Message(RecordDict(), reply_to=message)
 
