@@ -18,6 +18,7 @@ from helpers.waiting import group_runs, until
 from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy import layout, local, pki
+from hetero_ssfl.deploy.check_files import free_ports
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.local import Rehearsal, free_port
 from hetero_ssfl.deploy.watch import RunWatch
@@ -77,6 +78,13 @@ def test_a_new_node_is_registered_with_the_running_superlink(meeting: Rehearsal)
     assert str(seat) in {str(node) for node in known}
     assert f"has registered its key as node {seat}" in shown.stdout
     assert "register-nodes.sh" not in shown.stdout
+
+
+def test_a_running_deployment_is_recognised_by_its_certificate(meeting: Rehearsal) -> None:
+    it = meeting.deployment
+    for certificate, level in ((it.server / "server.crt", "ok"), (it.node("good") / "local.crt", "stops")):
+        ((found, text),) = free_ports(iter([(it.loopback, meeting.superlink_port)]), certificate)
+        assert found == level, text
 
 
 def test_nobody_else_can_read_the_files_of_a_rehearsal(meeting: Rehearsal) -> None:

@@ -25,7 +25,10 @@ from hetero_ssfl.federation.sites.node import read_node
 # docs/commands.md holds the examples of --help, which test_help.py checks.
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "commands.md"})]
 EVERYWHERE = [block for page in [ROOT / "README.md", *PAGES] for block in blocks_of(page)]
-DEMANDING = ("demo", "paper", "sweep", "deploy local")  # they take minutes, or start other programs
+DEMANDING = (  # they take minutes, start other programs, or need certain ports of this machine
+    *("demo", "paper", "sweep"),
+    *("deploy local", "deploy check"),
+)
 OTHER_PROGRAMS = {"pip", "python", "tensorboard"}
 
 

@@ -73,7 +73,7 @@ def test_a_silent_server_is_named_after_the_longest_round(folder: RunFolder) -> 
 
 def test_a_finished_run_shows_its_result_whatever_the_last_status_says(folder: RunFolder) -> None:
     report(folder)
-    folder.write_json("results.json", {"clients": {}, "mean": {"linear_all": 81.26}})
+    folder.write_json("results.json", {"clients": {}, "mean": {"linear_all": 81.26}, "untrained": {}})
     found = read_status(folder)
     assert (found["phase"], state(found), found["waiting_for"]) == ("finished", "finished", [])
     assert found["summary"] == "finished: 1 of 4 rounds done, linear_all 81.3"

@@ -181,7 +181,7 @@ def _conversions(node: NodeSettings, pictures: Pictures, shape: Shape) -> Iterat
         yield "warning", f"its images are {found}, those of the RAD are {KINDS[channels]}: its images are converted."
     smallest = min(min(found[1:]) for found in pictures.shapes)
     if smallest < side:
-        yield "warning", f"its smallest image has {smallest} pixels and is enlarged to {side}, as the config asks."
+        yield "ok", f"its smallest image has {smallest} pixels and is enlarged to {side}, as the config asks."
     for key, asked in (("channels", channels), ("side", side)):
         if getattr(node.data, key) not in (None, asked):
             value = getattr(node.data, key)
