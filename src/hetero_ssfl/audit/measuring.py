@@ -136,21 +136,19 @@ def measure(
     path, count = folder.path.resolve(), len(scene.everyone)
     share = 1 / (shadows + count * len(scene.views))  # a stolen network takes about as long as a shadow client
     with _pool(workers) as run, torch_threads(scene.config.engine.threads):
-        hired = []
+        hired: list[Shadow] = []
         for shadow in run(partial(_shadow, path, steps), range(shadows)):
             hired.append(shadow)
             done(len(hired) * share)
         guesses = scene.guesses(hired)
-        compared = []
+        compared: list[Attacked] = []
         for found in run(partial(_attack, path, steps, hired[:REFERENCES]), range(count)):
             compared.append(found)
             done((shadows + len(compared) * len(scene.views)) * share)
-    clients = {
-        participant.name: ClientAudit(
-            scene.held[number], *compared[number], {view: found[number] for view, found in guesses.items()}
-        )
-        for number, participant in enumerate(scene.everyone)
-    }
+    clients = {}
+    for number, (own, untrained, stolen) in enumerate(compared):
+        mix = {view: found[number] for view, found in guesses.items()}
+        clients[scene.everyone[number].name] = ClientAudit(scene.held[number], own, untrained, stolen, mix)
     rng, classes = rng_for(scene.config.seed, "audit", "chance"), scene.site.train.classes
     return Audit(
         round=scene.state.round,
@@ -211,6 +209,11 @@ def open_scene(folder: RunFolder) -> "Scene":
         raise RunError(
             f"the audit is about methods that send kernels, but '{folder.path}' was trained with method "
             f"'{config.method}'. Choose a run with method = 'hetero-ssfl'."
+        )
+    if config.privacy.secure:
+        raise RunError(
+            f"'{folder.path}' was trained with privacy.secure = true, so its server has no single contribution. "
+            "Audit the same config without it: the sums in the table are what a server then sees."
         )
     state = saved_state(folder)
     if state is None:
