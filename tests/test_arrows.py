@@ -55,7 +55,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "federation.continuing": BASE | {"methods", "runs"},
     "federation": {RUNNING, "federation.continuing"},
     # User interfaces.
-    "report": BASE | {"consensus", "evaluation", "events", "methods", "runs", "theory_words"},  # no encoders
+    "report": BASE
+    | {"consensus", "evaluation", "events", "methods", "runs", "audit.words", "theory_words"},  # no encoders
     "use": BASE | {"data", "models", "evaluation", "events", "federation", SITES, "report", "runs", "sealing"},
     "progress": {"events", "screen"},
     "doctor": set(),
@@ -72,11 +73,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "theory": {"config"},
     "measured_theory": BASE | {"data", "models", "objectives", "training", "methods", "runs", RUNNING, SITES, "theory"},
     "theory_words": {"measured_theory"},  # its types only
+    "audit": BASE
+    | {"consensus", "data", "evaluation", "models", "objectives", "training", "methods", "runs", RUNNING, SITES}
+    | {"measured_theory"},  # which reads the server's saved state
+    "audit.words": {"audit"},  # its types, and pooled figures
     "paper_results": BASE | {"paper", "report", "runs"},
     "cli": BASE
     | {"__init__", "federation", ENGINES, "report", "progress", "runs", "use"}
     | {"checkup", "doctor", "deploy", "describe", "demo", "paper", "paper_results", "costs", "sweep"}
-    | {"theory", "measured_theory", "theory_words"},
+    | {"audit", "audit.words", "theory", "measured_theory", "theory_words"},
 }
 
 

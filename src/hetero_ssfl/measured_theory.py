@@ -92,7 +92,7 @@ class MeasuredRound:
 
 def rounds_to_measure(folder: RunFolder) -> int:
     """Return 2, or 1 for a run whose clients have not trained yet."""
-    return 1 if _saved_state(folder) is None else 2
+    return 1 if saved_state(folder) is None else 2
 
 
 def measure(folder: RunFolder, steps: int, tick: Callable[[], None] = lambda: None) -> list[MeasuredRound]:
@@ -114,7 +114,7 @@ def measure(folder: RunFolder, steps: int, tick: Callable[[], None] = lambda: No
     with torch_threads(config.engine.threads):
         everyone = list(participants(folder, open_site(folder), config))
         states = [("untrained networks", _opening(method, everyone))]
-        saved = _saved_state(folder)
+        saved = saved_state(folder)
         if saved is not None:
             states.append((f"networks of round {saved.round}", saved))
         return [_measured_round(method, start, state, everyone, steps, tick) for start, state in states]
@@ -126,7 +126,7 @@ def _opening(method: HeteroSSFL, everyone: list[Participant]) -> ServerState:
     return method.aggregate(ServerState(-1, tuple(sorted(updates))), updates)
 
 
-def _saved_state(folder: RunFolder) -> ServerState | None:
+def saved_state(folder: RunFolder) -> ServerState | None:
     """Return the state after the last finished round without changing any file; None before round 1."""
     found = folder.server_state()
     if found is None:

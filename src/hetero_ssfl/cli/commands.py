@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from ..errors import HeteroSSFLError
+from .audit_command import audit
 from .comparing import compare, demo, paper, sweep
 from .data_commands import app as data_app
 from .deploy_commands import app as deploy_app
@@ -285,7 +286,7 @@ def evaluate(
         out.print(f"mean ± sd over clients, {key}: {spread([s[key] for s in scores.values() if key in s])}")
 
 
-for command in (settings, compare, report, paper, sweep, theory):
+for command in (settings, compare, report, paper, sweep, audit, theory):
     app.command()(command)
 
 

@@ -8,6 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ..errors import ConfigError
 from ..runs import write_atomically
 from . import record, sections
+from .audit_section import audit
 from .gallery import gallery
 from .rad_features import FeatureReader, Map
 from .reported_run import read_runs
@@ -43,6 +44,7 @@ def render(paths: Sequence[Path], features: FeatureReader, kind: Map = "pca") ->
             spectrum,
             neighbours,
             maps,
+            *audit(runs),
             *theory(runs),
             record.costs(runs),
             record.faults(runs),

@@ -1,0 +1,72 @@
+"""`hetero-ssfl audit`: parse, call, print. Heavy imports wait until the command runs."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from ..audit.words import CLIENT_HEAD, EXPLAINED, FILE, HEAD, as_content, client_rows, findings, rows
+from .terminal import Json, Quiet, err, out, print_json, say
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a simulated run.", show_default=False)],
+    steps: Annotated[int, typer.Option(min=1, help="Gradient steps of each network that the attacker trains.")] = 60,
+    shadows: Annotated[int, typer.Option(min=2, help="Clients that the attacker trains on public images.")] = 20,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one per core.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Attack the clients of a run from what their server has, and tell what it could learn.
+
+    Examples:
+      hetero-ssfl audit runs/a
+      hetero-ssfl audit runs/a --steps 20 --shadows 10 --json
+
+    Three attacks: which classes a client holds, whether an image was in its training data, and stealing its encoder.
+    Each from the contribution as sent, from sketches, from sums over several clients, and with noise. The figures are
+    also written to audit.json in the run folder, where `hetero-ssfl report` finds them.
+    """
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+    from ..audit.measuring import ATTACKER, measure
+    from ..runs import RunFolder
+
+    folder = RunFolder.open(run)
+    with Progress("attacking", BarColumn(), TimeRemainingColumn(), console=err, transient=True, disable=quiet) as bar:
+        task = bar.add_task("", total=1.0)
+        done = partial(bar.update, task)
+        found = measure(folder, steps, shadows, workers or os.cpu_count() or 1, lambda part: done(completed=part))
+    figures = as_content(found)
+    content: dict[str, Any] = {
+        "attacker": list(ATTACKER),
+        "steps": steps,
+        "shadows": shadows,
+        **figures,
+        "findings": findings(figures),
+    }
+    folder.write_json(FILE, content)
+    if as_json:
+        print_json({"run": str(folder.path), **content})
+        return
+    out.print(_table(f"round {content['round']}, {content['form']} form: all clients", HEAD, rows(content)))
+    say(EXPLAINED)
+    out.print(_table("each client, as sent", CLIENT_HEAD, client_rows(content, "as sent")))
+    for sentence in content["findings"]:
+        say(escape(sentence))
+    say("What the attacker knows:")
+    for sentence in content["attacker"]:
+        say(f"- {escape(sentence)}")
+
+
+def _table(title: str, head: tuple[str, ...], cells: list[list[str]]) -> Table:
+    table = Table(title=escape(title), title_justify="left")
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left")
+    for row in cells:
+        table.add_row(*map(escape, row))
+    return table
