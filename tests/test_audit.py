@@ -258,7 +258,9 @@ def test_the_command_measures_all_views_and_only_adds_what_a_report_shows(
     page = tmp_path / "page.html"
     assert call("report", path, "-o", page)[0] == 0
     section = page.read_text().partition('id="audit"')[2].partition("</section>")[0]
-    assert all(text in section for text in ("sketch of rank 8", "client-002", "not bounds", "no client helps it", "<svg"))
+    assert all(
+        text in section for text in ("sketch of rank 8", "client-002", "not bounds", "no client helps it", "<svg")
+    )
     (path / "audit.json").write_text('{"round": 1}')
     code, _, said = call("report", path, "-o", page)
     assert (code, "is not what `hetero-ssfl audit` writes" in said.replace("\n", " ")) == (2, True)

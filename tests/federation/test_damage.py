@@ -1,6 +1,6 @@
 """A damaged file of a run folder is found and named, or replaced by repeating a round; it never changes a result.
 
-`tests/soak/test_damage.py` continues an unfinished run after each kind of damage to each of its files.
+`tests/soak/test_every_damage.py` continues an unfinished run after each kind of damage to each of its files.
 """
 
 import json
@@ -18,6 +18,7 @@ from helpers.whole_runs import assert_same, everything
 from hetero_ssfl.checkup import check_run
 from hetero_ssfl.errors import RunError
 from hetero_ssfl.events import Event, Warned
+from hetero_ssfl.federation import continue_with
 from hetero_ssfl.runs import STATE_FILE, RunFolder, load_tensors
 
 Call = Callable[..., tuple[int, str, str]]
@@ -141,6 +142,14 @@ def test_a_run_goes_back_only_once(unfinished: Path, tmp_path: Path) -> None:
     copy = damaged_copy(unfinished, tmp_path / "run", "clients/client-000/round-000002.safetensors", DAMAGE["emptied"])
     DAMAGE["emptied"](copy / "clients" / "client-000" / "round-000001.safetensors")
     with pytest.raises(RunError, match=r"round-000001.safetensors' cannot be read .* cannot be repeated"):
+        train(copy)
+
+
+def test_a_round_that_was_played_with_other_settings_is_not_repeated(unfinished: Path, tmp_path: Path) -> None:
+    file = "clients/client-000/round-000002.safetensors"
+    copy = damaged_copy(unfinished, tmp_path / "run", file, DAMAGE["emptied"])
+    continue_with(RunFolder(copy), {"optim.lr": 0.001})
+    with pytest.raises(RunError, match=r"round-000002.safetensors' cannot be read .* cannot be repeated"):
         train(copy)
 
 

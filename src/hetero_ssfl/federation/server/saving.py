@@ -80,11 +80,14 @@ def restore_state(folder: RunFolder) -> Saved | None:
 
 
 def step_back(folder: RunFolder) -> Saved | None:
-    """Go back to the round before the last finished one; None if that is not possible."""
+    """Go back to the round before the last finished one; None if it cannot be repeated to the same bits."""
     before = folder.path / BEFORE
     try:
-        _committed_events(folder, load_commit(before)[1])  # both must be whole before they replace the others
+        about = load_commit(before)[1]
+        _committed_events(folder, about)  # both must be whole before they replace the others
     except LostStateError:
+        return None
+    if any(after > about["round"] for after, _ in folder.earlier):  # the round was played with other settings
         return None
     before.replace(folder.path / "server.safetensors")
     sync_folder(folder.path)
