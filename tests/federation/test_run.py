@@ -185,7 +185,7 @@ def test_a_client_that_fails_twice_stops_the_run_which_continues_when_the_cause_
     said = r"client-001 \(encoder fragile:Fragile\) failed twice in round 1: RuntimeError: out of luck .*--resume"
     with pytest.raises(FaultError, match=said):
         start(config, path, lambda e: warnings.append(e.text) if isinstance(e, Warned) else None)
-    assert ["client-001" in text and "starts again" in text for text in warnings] == [True]
+    assert sum("client-001" in text and "starts again" in text for text in warnings) == 1
     folder = RunFolder.open(path)
     assert load_tensors(path / "server.safetensors")[1]["round"] == 0
     assert lines(folder)[-1]["round"] == 0
@@ -196,7 +196,7 @@ def test_a_client_that_fails_twice_stops_the_run_which_continues_when_the_cause_
 def test_a_client_whose_loss_diverges_is_reported_and_excluded(tmp_path: Path) -> None:
     """Trying again would diverge again; the others go on, as they do with a node."""
     hot = ["optim.lr=1e30", "engine.workers=1", "evaluation.every=0", "rounds=1"]
-    with pytest.raises(RunError, match=r"round 1 got 0 usable replies.*the loss of client-000 is nan.*--resume") as hit:
+    with pytest.raises(RunError, match=r"the loss diverged: .*of client-000 diverged in round 1.*--resume") as hit:
         run(tmp_path / "run", *hot)
     assert not isinstance(hit.value, FaultError)
 
