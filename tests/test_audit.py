@@ -186,7 +186,7 @@ class Flat(nn.Module):
         return out
 
 
-def stolen_cka(config: Config, ratio: float, steps: int = 80) -> float:
+def stolen_cka(config: Config, ratio: float, steps: int = 150) -> float:
     """Steal a linear encoder from its kernel on 200 images of noise; return the CKA on other images."""
     pixels = torch.randint(0, 256, (400, 1, 4, 4), generator=rng_for(0, "pixels")).to(torch.uint8)
     rad, other = pixels[:200], pixels[200:]
@@ -292,14 +292,15 @@ def test_sentences_name_the_views_above_the_range_of_chance() -> None:
 
 def test_runs_that_cannot_be_audited_are_refused_in_a_sentence(finished: RunFolder, tmp_path: Path, call: Call) -> None:
     path = Path(shutil.copytree(finished.path, tmp_path / "other"))
-    (path / "config.toml").write_text(tiny("method=fedbyol", "clients.models=['resnet8']").to_toml())
+    RunFolder(path).write_config(tiny("method=fedbyol", "clients.models=['resnet8']"))
     code, _, said = call("audit", path)
     assert (code, "trained with method 'fedbyol'" in said.replace("\n", " ")) == (2, True)
-    (path / "config.toml").write_text(tiny("privacy.secure=true", "alignment.form=sketch").to_toml())
+    RunFolder(path).write_config(tiny("privacy.secure=true", "alignment.form=sketch"))
     code, _, said = call("audit", path)
     assert (code, "has no single contribution" in said.replace("\n", " ")) == (2, True)
-    shutil.copy(finished.path / "config.toml", path / "config.toml")
-    (path / "server.safetensors").unlink()
+    RunFolder(path).write_config(finished.config)
+    for file in ("server.safetensors", "server-before.safetensors"):
+        (path / file).unlink()
     code, _, said = call("audit", path)
     assert (code, "has not finished a round of training" in said.replace("\n", " ")) == (2, True)
     (path / "facts.json").write_text(json.dumps({**finished.read_json("facts.json"), "site": "nodes"}))
