@@ -6,7 +6,7 @@ from typing import Any
 
 from .doctor import Finding
 from .errors import HeteroSSFLError
-from .runs import BEFORE, STATE_FILE, RunFolder, StateFolder, load_commit, load_tensors
+from .runs import BEFORE, HISTORY, SOURCES, STATE_FILE, RunFolder, StateFolder, load_commit, load_tensors
 
 
 def check_run(path: Path) -> list[Finding]:
@@ -14,7 +14,9 @@ def check_run(path: Path) -> list[Finding]:
     folder = RunFolder(path)
     found = [_try("config.toml", _config, path)]
     found += [_try(name, _json, folder, name) for name in ("environment.json", "facts.json")]
+    found += [_try(name, _json, folder, name) for name in (HISTORY, SOURCES) if (path / name).exists()]
     found.append(_try("rad.safetensors", _tensors, path / "rad.safetensors"))
+    found += [_try(f"start/{file.name}", _tensors, file) for file in sorted(path.glob("start/*.safetensors"))]
     try:
         kind = folder.site
     except HeteroSSFLError:  # as the finding about facts.json says

@@ -153,7 +153,7 @@ def check_place(place: str, what: str) -> None:
 
 def _place(place: str) -> str:
     path = Path(place).expanduser()
-    return json.dumps(["place", str(path.resolve()) if path.exists() else place])
+    return json.dumps(["place", str(path.absolute()) if path.exists() else place])
 
 
 def is_trusted(spec: str) -> bool:

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from helpers.photographs import write_photographs
+from helpers.saved import change_config
 from hetero_ssfl.data import take_snapshot, what_changed
 from hetero_ssfl.errors import DataError
 from hetero_ssfl.federation.sites import SimulatedSite
+from hetero_ssfl.plugins import remember_places
 from hetero_ssfl.runs import SOURCES, RunFolder
 
 Call = Callable[..., tuple[int, str, str]]
@@ -40,9 +42,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy that a test may change. The run's source is a relative path."""
     shutil.copytree(original, tmp_path, dirs_exist_ok=True)
-    config = tmp_path / "run" / "config.toml"
-    config.write_text(config.read_text().replace(str(original / "images"), "images"))
+    change_config(tmp_path / "run", {"data.source": "images"})
     monkeypatch.chdir(tmp_path)
+    remember_places(["images"])  # as if it had been trained there
     return tmp_path
 
 

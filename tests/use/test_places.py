@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.saved import change_config
 from hetero_ssfl.runs import RunFolder
 
 Call = Callable[..., tuple[int, str, str]]
@@ -36,8 +37,7 @@ def test_runs_on_other_data_or_without_labels_are_not_compared(run: Path, tmp_pa
     other, unlabeled = tmp_path / "other", tmp_path / "unlabeled"
     for copy in (other, unlabeled):
         shutil.copytree(run, copy)
-    config = other / "config.toml"
-    config.write_text(config.read_text().replace('source = "digits"', 'source = "photographs"'))
+    change_config(other, {"data.source": "photographs"})
     code, _, said = call("compare", run, other)
     assert code == 2
     assert "were trained on different data ('digits' and 'photographs')" in said

@@ -70,7 +70,8 @@ def _write_all(contents: Mapping[Path, bytes]) -> None:
             write_atomically(path, content)
     except BaseException:
         for path in new:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # the error that stopped the writing is the one to show
+                path.unlink()
         for folder in folders:
             with suppress(OSError):
                 folder.rmdir()
