@@ -95,6 +95,18 @@ def rounds_to_measure(folder: RunFolder) -> int:
     return 1 if saved_state(folder) is None else 2
 
 
+def kernel_method(folder: RunFolder, what: str) -> HeteroSSFL:
+    """Return the method of a run, or raise RunError if `what` says nothing about it."""
+    check_trusted(folder.config.method, "method")
+    method = method_for(folder.config)
+    if not isinstance(method, HeteroSSFL):
+        raise RunError(
+            f"{what} is about methods that align kernels, but '{folder.path}' was trained with method "
+            f"'{folder.config.method}'. Choose a run with method = 'hetero-ssfl'."
+        )
+    return method
+
+
 def measure(folder: RunFolder, steps: int, tick: Callable[[], None] = lambda: None) -> list[MeasuredRound]:
     """Play the measured rounds of a run, with at most `steps` steps each. `tick` is called after each client."""
     config = folder.config
@@ -103,13 +115,7 @@ def measure(folder: RunFolder, steps: int, tick: Callable[[], None] = lambda: No
             f"the clients of '{folder.path}' are Python objects that do not exist in this process, so their rounds "
             "cannot be measured. Measure a run of `hetero-ssfl run`."
         )
-    check_trusted(config.method, "method")
-    method = method_for(config)
-    if not isinstance(method, HeteroSSFL):
-        raise RunError(
-            f"the theorem is about methods that align kernels, but '{folder.path}' was trained with method "
-            f"'{config.method}'. Choose a run with method = 'hetero-ssfl'."
-        )
+    method = kernel_method(folder, "the theorem")
     check_data(folder)
     with torch_threads(config.engine.threads):
         everyone = list(participants(folder, open_site(folder), config))

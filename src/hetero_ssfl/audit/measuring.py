@@ -33,13 +33,12 @@ from ..evaluation import Labeled, extract_features, few_labels, probe
 from ..federation.running import participants, torch_threads
 from ..federation.sites import SimulatedSite
 from ..federation.sites.participant import Participant
-from ..measured_theory import saved_state
-from ..methods import HeteroSSFL, ServerState, method_for
+from ..measured_theory import kernel_method, saved_state
+from ..methods import HeteroSSFL, ServerState
 from ..methods.hetero import Alignment
 from ..methods.kernels import Kernels, trace_of
 from ..models import Learner, build_learner
 from ..objectives import factor_cka
-from ..plugins import check_trusted
 from ..runs import RunFolder
 from ..seeding import rng_for
 from ..training import TrainingClient, rad_representations, train
@@ -203,13 +202,7 @@ def open_scene(folder: RunFolder) -> "Scene":
             f"the clients of '{folder.path}' are not a split of one data set, and an audit needs the images of all "
             "clients to measure its success. Audit a run of `hetero-ssfl run CONFIG`."
         )
-    check_trusted(config.method, "method")
-    method = method_for(config)
-    if not isinstance(method, HeteroSSFL):
-        raise RunError(
-            f"the audit is about methods that send kernels, but '{folder.path}' was trained with method "
-            f"'{config.method}'. Choose a run with method = 'hetero-ssfl'."
-        )
+    method = kernel_method(folder, "the audit")
     if config.privacy.secure:
         raise RunError(
             f"'{folder.path}' was trained with privacy.secure = true, so its server has no single contribution. "
