@@ -13,16 +13,13 @@ import argparse
 import multiprocessing
 import tempfile
 import time
-import uuid
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from flwr.app import Context, Message, RecordDict
-from flwr.serverapp import Grid
 from measuring import Row, peak_memory, publish
 from torch import Tensor
 
@@ -31,7 +28,7 @@ from hetero_ssfl.consensus import sketch
 from hetero_ssfl.data import Images
 from hetero_ssfl.events import ClientTrained
 from hetero_ssfl.federation.client.sums import Summing
-from hetero_ssfl.federation.engines.workers import RUN_ID, SERVER_NODE, set_identity
+from hetero_ssfl.federation.engines.workers import RUN_ID, SERVER_NODE, LocalGrid, set_identity
 from hetero_ssfl.federation.records import Scalar, fields_of, header_of, pack_reply, pack_update
 from hetero_ssfl.federation.server.loop import Server
 from hetero_ssfl.federation.sites.participant import Participant
@@ -61,51 +58,23 @@ def configured(case: Case) -> Config:
     return validate(values, Config)
 
 
-class Clients(Grid):
+class Clients(LocalGrid):
     """Answers each message when its reply is pulled, so that no reply waits in memory. Counts the clients' own time."""
 
     def __init__(self, case: Case, config: Config, scratch: Path, rad: Tensor) -> None:
+        super().__init__([{} for _ in range(case.clients)])
         self.method, self.config, self.rad = HeteroSSFL(config), config, rad
         self.folders = {number + 2: scratch / f"client-{number:04d}" for number in range(case.clients)}
         self.states = {node: RecordDict() for node in self.folders}
-        self.waiting: dict[str, Message] = {}
         self.seconds = 0.0
 
-    def set_run(self, run: Any) -> None:
-        pass
-
-    @property
-    def run(self) -> Any:
-        return None
-
-    def create_message(self, *arguments: Any, **named: Any) -> Message:
-        raise NotImplementedError
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.folders)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = uuid.uuid4().hex
-            self.waiting[message.metadata.message_id] = message
-            ids.append(message.metadata.message_id)
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        message = self.waiting.pop(next(iter(message_ids)))
+    def _receive(self, timeout: float) -> None:
+        message = self._pending.pop(0)
         started, node = time.process_time(), message.metadata.dst_node_id
         set_identity(node)
-        reply = Message(self.answer(message, node), reply_to=message)
+        self._replies[message.metadata.message_id] = Message(self.answer(message, node), reply_to=message)
         set_identity(SERVER_NODE)
         self.seconds += time.process_time() - started
-        return [reply]
-
-    def cancel(self, message_ids: set[str]) -> None:
-        pass
 
     def answer(self, message: Message, node: int) -> RecordDict:
         fields = fields_of(message.content)
