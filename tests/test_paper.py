@@ -217,9 +217,9 @@ def test_cells_are_run_once_and_both_columns_of_table_4_come_from_one_run(
 
 
 def test_a_killed_table_loses_no_finished_cell(tmp_path: Path) -> None:
-    arguments = ["paper", "table4", "--scale", "smoke", "--root", str(tmp_path), "--quiet"]
+    arguments = ["paper", "table2", "--scale", "smoke", "--only", "FedBYOL", "--root", str(tmp_path), "--quiet"]
     command = [sys.executable, "-c", "from hetero_ssfl.cli import main; main()", *arguments]
-    folders = [tmp_path / "smoke" / "table4" / f"all-{row}-seed0" for row in ("local-SSL", "Hetero-SSFL")]
+    folders = [cell.folder(tmp_path, "smoke", 0) for cell in cells_of("table2", "FedBYOL")]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (folders[1] / "server.safetensors").exists():  # the second cell has finished a round
         assert first.poll() is None
@@ -231,7 +231,7 @@ def test_a_killed_table_loses_no_finished_cell(tmp_path: Path) -> None:
     kept[folders[0] / "results.json"] = (folders[0] / "results.json").stat().st_mtime_ns
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     assert all(path.stat().st_mtime_ns == written for path, written in kept.items())
-    assert len(list(tmp_path.rglob("results.json"))) == len(FIGURES["table4"])
+    assert len(list(tmp_path.rglob("results.json"))) == len(folders) == 2
 
 
 def test_error_for_an_unknown_metric_lists_the_known_ones(

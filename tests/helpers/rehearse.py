@@ -3,15 +3,21 @@
 import shutil
 from pathlib import Path
 
+import torch
+
 from helpers.federations import ENCODERS, write_federation
+from helpers.saved import lines, server_tensors
 from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.local import Rehearsal, free_port
 from hetero_ssfl.deploy.watch import RunWatch
 from hetero_ssfl.deploy.writing import initialise
+from hetero_ssfl.federation import start
 from hetero_ssfl.progress import RunView
 from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.screen import Console
+
+ONE_ROUND = ("rounds=1", "evaluation.untrained=false")
 
 
 def deployed(root: Path, *overrides: str, encoders: tuple[str, ...] = ENCODERS, images: int = 60) -> Deployment:
@@ -29,3 +35,16 @@ def deployed(root: Path, *overrides: str, encoders: tuple[str, ...] = ENCODERS, 
 def to_the_end(rehearsal: Rehearsal) -> RunFolder:
     rehearsal.run(RunWatch(rehearsal.run_dir, RunView(Console(quiet=True), "test")))
     return RunFolder.open(rehearsal.run_dir)
+
+
+def assert_same_as_in_process(there: RunFolder, here: Path, encoders: tuple[str, ...]) -> None:
+    """Train the same federation for ONE_ROUND in this process: every figure and tensor must agree bit for bit."""
+    federation, paths = write_federation(here, encoders)
+    expected = start(load_config(str(federation), ONE_ROUND), here / "run", lambda _: None, paths)
+    assert there.read_json("results.json") == expected.read_json("results.json")
+    states = [server_tensors(folder.path) for folder in (expected, there)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+    events = lines(there)
+    assert [e["round"] for e in events if e["event"] == "round"] == [0, 1]
+    assert not [e for e in events if "excluded" in e]

@@ -1,6 +1,8 @@
-"""A process of Ray that dies: the run stops and can be resumed."""
+"""Flower's Simulation Engine: another project's apps, and a process of Ray that dies."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,16 @@ from helpers.whole_runs import run
 from hetero_ssfl.errors import FaultError
 from hetero_ssfl.runs import load_tensors
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_project.py"
 pytestmark = pytest.mark.soak
+
+
+@pytest.mark.timeout(600)
+def test_the_example_aligns_two_different_networks_on_flowers_engine() -> None:
+    pytest.importorskip("ray")
+    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout.rsplit(":", 1)[1]) > 0.8, "0.5 with mu = 0"
 
 
 @pytest.mark.timeout(600)

@@ -1,4 +1,4 @@
-"""One run that must survive kill -9 of a node, of the server and of the SuperLink, and a network failure."""
+"""Real programs survive kill -9 of a node, of the server and of the SuperLink, and a network failure."""
 
 import os
 import subprocess
@@ -6,6 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.federations import ENCODERS
+from helpers.rehearse import ONE_ROUND, assert_same_as_in_process, deployed, to_the_end
+from helpers.sabotage import Saboteur, kill_server
+from hetero_ssfl.deploy.local import Rehearsal
 
 TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.soak
@@ -20,3 +25,14 @@ def test_a_run_survives_the_loss_of_a_node_the_server_the_superlink_and_the_netw
         whole = [*PRIVATE, f"ip link set lo up && {command} cut"]
     done = subprocess.run(whole, env={**os.environ, "PYTHONPATH": str(TESTS)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.timeout(600)  # Flower notices the dead server after a minute
+def test_a_server_killed_in_its_round_changes_no_number(tmp_path: Path) -> None:
+    root = tmp_path / "there"
+    with Rehearsal(deployed(root, *ONE_ROUND, encoders=ENCODERS[:2])) as rehearsal:
+        saboteur = Saboteur(rehearsal.run_dir, {1: lambda: kill_server(root)})
+        saboteur.start()
+        there = to_the_end(rehearsal)
+    assert saboteur.done == [1]
+    assert_same_as_in_process(there, tmp_path / "here", ENCODERS[:2])
