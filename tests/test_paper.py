@@ -216,12 +216,19 @@ def test_cells_are_run_once_and_both_columns_of_table_4_come_from_one_run(
     assert [c["mean"] for c in own] != [c["mean"] for c in cells]
 
 
-def test_a_killed_table_loses_no_finished_cell(tmp_path: Path) -> None:
-    arguments = ["paper", "table2", "--scale", "smoke", "--only", "FedBYOL", "--root", str(tmp_path), "--quiet"]
-    command = [sys.executable, "-c", "from hetero_ssfl.cli import main; main()", *arguments]
-    folders = [cell.folder(tmp_path, "smoke", 0) for cell in cells_of("table2", "FedBYOL")]
+def test_a_killed_table_loses_no_finished_cell_and_equals_one_whose_cells_ran_side_by_side(tmp_path: Path) -> None:
+    table = ["paper", "table2", "--scale", "smoke", "--only", "FedBYOL", "--set", "rounds=1", "--quiet", "--json"]
+    command = [
+        sys.executable,
+        "-c",
+        "from hetero_ssfl.cli import main; main()",
+        *table,
+        "--root",
+        str(tmp_path / "one"),
+    ]
+    folders = [cell.folder(tmp_path / "one", "smoke", 0) for cell in cells_of("table2", "FedBYOL")]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (folders[1] / "server.safetensors").exists():  # the second cell has finished a round
+    while not (folders[1] / "server.safetensors").exists():  # the second cell has begun
         assert first.poll() is None
         time.sleep(0.02)
     first.kill()
@@ -229,9 +236,11 @@ def test_a_killed_table_loses_no_finished_cell(tmp_path: Path) -> None:
     assert not (folders[1] / "results.json").exists()
     kept = {path: path.stat().st_mtime_ns for path in folders[0].rglob("*.safetensors")}
     kept[folders[0] / "results.json"] = (folders[0] / "results.json").stat().st_mtime_ns
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    resumed = subprocess.run(command, check=True, capture_output=True, text=True)
     assert all(path.stat().st_mtime_ns == written for path, written in kept.items())
     assert len(list(tmp_path.rglob("results.json"))) == len(folders) == 2
+    together = subprocess.run([*command[:-1], str(tmp_path / "two"), "--jobs", "2"], capture_output=True, text=True)
+    assert json.loads(together.stdout) == json.loads(resumed.stdout)
 
 
 def test_error_for_an_unknown_metric_lists_the_known_ones(
@@ -243,16 +252,6 @@ def test_error_for_an_unknown_metric_lists_the_known_ones(
         main()
     assert stopped.value.code == 2
     assert "linear_all, linear_own" in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_cells_that_run_side_by_side_give_the_same_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    short = ["table2", "--scale", "smoke", "--only", "FedBYOL", "--quiet", "--set", "rounds=1"]
-    together = paper_json(monkeypatch, capsys, *short, "--root", str(tmp_path / "together"), "--jobs", "2")
-    one_by_one = paper_json(monkeypatch, capsys, *short, "--root", str(tmp_path / "one"))
-    assert together == one_by_one
-    assert len(list(tmp_path.rglob("results.json"))) == 4
 
 
 def test_kept_figures_give_the_same_table_and_a_check_repeats_the_cheapest_cell(

@@ -179,6 +179,7 @@ class Killing(RunView):
             os.kill(self.rehearsal.processes["superlink"].pid, signal.SIGKILL)
 
 
+@pytest.mark.soak
 def test_a_rehearsal_finishes_despite_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "PAUSE", 1.0)
     it = deployment(tmp_path / "fl", "node-1")

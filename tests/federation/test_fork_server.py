@@ -39,7 +39,7 @@ def family(pid: int) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130)])  # test_cli.py has SIGINT
 def test_stopping_a_run_ends_all_its_processes(tmp_path: Path, number: signal.Signals, code: int) -> None:
     config, path = tmp_path / "long.toml", tmp_path / "run"
     config.write_text(tiny("rounds=1000", "evaluation.every=0").to_toml())

@@ -95,7 +95,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("moment", ["begin 2", "progress", "evaluating 3", "round 1"])
+@pytest.mark.parametrize(
+    "moment", ["progress", "evaluating 3", *(pytest.param(m, marks=pytest.mark.soak) for m in ("begin 2", "round 1"))]
+)
 def test_a_run_killed_at_any_moment_and_resumed_ends_bit_identical(
     reference: RunFolder, tmp_path: Path, moment: str
 ) -> None:
