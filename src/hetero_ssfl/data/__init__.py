@@ -6,6 +6,7 @@ from .images import Counts, Images, count_images, digest, load_images
 from .leakage import without_trained
 from .objects import Data, agree_on_classes, joined, read_given, read_rad, read_with_test
 from .partition import assign_classes, partition
+from .pixels import are_dark, float_images_remedy, is_pixels, largest_value, to_unit_range
 from .snapshots import Snapshot, take_snapshot, what_changed
 from .sources import is_here, same_source
 from .splits import Split, balanced_order, load_rad, load_rad_alone, split_training_images
@@ -20,12 +21,16 @@ __all__ = [
     "Snapshot",
     "Split",
     "agree_on_classes",
+    "are_dark",
     "assign_classes",
     "balanced_order",
     "count_images",
     "digest",
+    "float_images_remedy",
     "is_here",
+    "is_pixels",
     "joined",
+    "largest_value",
     "load_images",
     "load_rad",
     "load_rad_alone",
@@ -40,6 +45,7 @@ __all__ = [
     "take",
     "take_snapshot",
     "to_input",
+    "to_unit_range",
     "what_changed",
     "without_trained",
 ]
