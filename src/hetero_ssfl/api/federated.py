@@ -124,6 +124,8 @@ def federate(
     base = load_config(config) if isinstance(config, str) else config or Config()
     if config is None or config in preset_names():
         base = base.model_copy(update={"data": DataConfig(validation=0)})
+    elif "validation" not in base.data.model_fields_set:
+        base = with_settings(base, {"data.validation": 0})
     named: dict[str, Any] = {"method": method, "rounds": rounds, "seed": seed, "ssl.kind": loss}
     named |= {"views.function": views, "alignment.kernel": kernel}
     chosen = {k: given.spec(v) if callable(v) else v for k, v in named.items() if v is not None}

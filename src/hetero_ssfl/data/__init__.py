@@ -9,7 +9,16 @@ from .partition import assign_classes, partition
 from .pixels import are_dark, float_images_remedy, is_pixels, largest_value, to_unit_range
 from .snapshots import Snapshot, take_snapshot, what_changed
 from .sources import is_here, same_source
-from .splits import Split, balanced_order, load_rad, load_rad_alone, split_training_images
+from .splits import (
+    Split,
+    balanced_order,
+    fit_to_data,
+    kept_apart,
+    load_rad,
+    load_rad_alone,
+    split_training_images,
+    validation_size,
+)
 from .views import MEAN, STD, random_view, to_input
 
 __all__ = [
@@ -26,10 +35,12 @@ __all__ = [
     "balanced_order",
     "count_images",
     "digest",
+    "fit_to_data",
     "float_images_remedy",
     "is_here",
     "is_pixels",
     "joined",
+    "kept_apart",
     "largest_value",
     "load_images",
     "load_rad",
@@ -46,6 +57,7 @@ __all__ = [
     "take_snapshot",
     "to_input",
     "to_unit_range",
+    "validation_size",
     "what_changed",
     "without_trained",
 ]
