@@ -183,7 +183,7 @@ def test_describe_of_a_data_source_shows_no_clients(capsys: pytest.CaptureFixtur
     app(["data", "describe", "digits", "--json"], standalone_mode=False)
     facts = json.loads(capsys.readouterr().out)
     assert facts["shape"] == [1, 8, 8]
-    assert facts["kept_by_a_run"] == {"validation": 200, "rad": 300, "clients": facts["train_images"] - 500}
+    assert facts["kept_by_a_run"] == {"validation": 143, "rad": 287, "clients": facts["train_images"] - 430}
     assert sum(facts["images_per_class"]) == facts["train_images"]
     assert "clients" not in facts
 

@@ -314,5 +314,5 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
 def test_data_other_than_images_need_views(tmp_path: Path) -> None:
     series = torch.randn(30, 3, 40)
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(120, 8))
-    with pytest.raises(ConfigError, match=r"of shape \(3, 40\), are torch.float32, not uint8 images.*with views="):
+    with pytest.raises(ConfigError, match=r"of shape \(3, 40\), are torch.float32, but .*only uint8.*with views="):
         federate([Client(series, encoder)], 8, run_dir=tmp_path / "run", progress=False)

@@ -159,13 +159,12 @@ def _train(
 
     if config.engine.kind == "in-process":
         open_fork_server()  # imports torch for the workers while this process imports it for itself
-    from ..data import fit_to_data
-    from ..federation import default_folder, resume, site_for, start
+    from ..federation import default_folder, fitted, resume, site_for, start
     from ..progress import RunView
     from ..report.tables import Result, results_table
 
-    if folder is None and not nodes:
-        config = fit_to_data(config)
+    if folder is None:
+        config = fitted(config, nodes)
     if path is None:
         path = default_folder(config, site_for(Path(), nodes))
         if path.exists() and not quiet:

@@ -54,8 +54,12 @@ def start(config: Config, run_dir: Path, listen: Listener, nodes: Sequence[Path]
     if config.engine.kind == "in-process":
         open_fork_server()  # it imports torch while this process reads the data
     site = site_for(run_dir, nodes)
-    config = config if nodes else fit_to_data(config)
-    return run_here(open_run(run_dir, config, site), site, listen)
+    return run_here(open_run(run_dir, fitted(config, nodes), site), site, listen)
+
+
+def fitted(config: Config, nodes: Sequence[Path] = ()) -> Config:
+    """Return the config as a run starts with it: with default sizes that fit the data, if one data set is split."""
+    return config if nodes else fit_to_data(config)
 
 
 def site_for(run_dir: Path, nodes: Sequence[Path] = ()) -> Site:
