@@ -15,17 +15,16 @@ from flwr.app import Message
 from torch import Tensor, nn
 
 from ...config import Config
-from ...data import Images, are_dark, digest, float_images_remedy, is_pixels, joined, largest_value, random_view
+from ...data import Images, are_dark, digest, float_images_remedy, is_pixels, joined, largest_value
 from ...errors import ConfigError, DataError, RunError
 from ...methods import method_class
 from ...models import build_learner, output_width
-from ...objectives import gram
 from ...plugins import GIVEN, find, is_at_hand, is_missing
 from ...runs import RunFolder, SiteKind, load_tensors, resume_command
 from ..records import Header
 from .participant import Participant, blank
 from .reading import PreparedClient, given_again, read_clients
-from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of
+from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of, try_own_functions
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +64,10 @@ class PythonSite:
                 f"method '{config.method}' needs labels, but not every client has them. Choose another method."
             )
         example = blank(self.rad.shape[1:], self.rad.dtype)
-        view = random_view(self.rad[:2], config.views, torch.Generator().manual_seed(0))
+        view = try_own_functions(config, self.rad)
         for client in self.clients:
             learner = build_learner(client.model, config.ssl, example.shape[1], example.shape[-1], 0, example=example)
             output_width(learner.encoder, client.model.encoder, view)
-        gram(torch.eye(4, 3), config.alignment)
         facts: dict[str, object] = {
             "classes": self.clients[0].train.classes,
             "skipped_images": sum(c.train.skipped + c.test.skipped for c in self.clients),
