@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "federation": {RUNNING, "federation.continuing"},
     # User interfaces.
     "report": BASE
-    | {"consensus", "evaluation", "events", "methods", "runs", "audit.words", "theory_words"},  # no encoders
+    | {"consensus", "data", "evaluation", "events", "methods", "runs", "audit.words", "theory_words"},  # no encoders
     "use": BASE | {"data", "models", "evaluation", "events", "federation", SITES, "report", "runs", "sealing"},
     "progress": {"events", "screen"},
     "doctor": set(),

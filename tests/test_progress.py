@@ -3,7 +3,9 @@
 import io
 import time
 
-from hetero_ssfl.events import Evaluating, Progressed, RoundBegun, Started
+import pytest
+
+from hetero_ssfl.events import Evaluating, Progressed, RoundBegun, RoundDone, Started
 from hetero_ssfl.progress import RunView
 from hetero_ssfl.screen import Console
 
@@ -32,3 +34,33 @@ def test_a_quiet_run_prints_nothing() -> None:
 
 def test_lines_are_at_most_half_a_minute_apart() -> None:
     assert RunView(Console(file=io.StringIO()), "run").longest_silence <= 30
+
+
+def said_at_the_start(rounds: int, share: float, seconds: float = 4.0, shorter: str | None = "--rounds 1") -> str:
+    """Return what is printed while two clients do a share of round 1 in some seconds of a clock that we set."""
+    screen, now = io.StringIO(), [0.0]
+    with RunView(Console(file=screen), "run", shorter=shorter, clock=lambda: now[0]) as view:
+        view(Started(0, rounds))
+        view(RoundDone(0, seconds=50.0))  # the opening does not train
+        view(RoundBegun(1, ("a", "b")))
+        now[0] = 100.0  # workers start, images are read
+        view(Progressed("a", 0.0, 1.0))
+        view(Progressed("b", 0.0, 1.0))
+        now[0] += seconds
+        view(Progressed("a", share, 1.0))
+        view(Progressed("b", share, 1.0))
+        view(Progressed("a", 2 * share, 1.0))
+    return screen.getvalue().partition("(50.0 s)\n")[2]
+
+
+def test_a_long_run_says_how_long_before_its_first_round_is_done() -> None:
+    """In 4 s client a does 1/7 of its round, so both do 1/14 of theirs: a round takes 56 s, and 30 rounds 28 min."""
+    assert said_at_the_start(30, 1 / 7) == "run: about 28 minutes for 30 rounds; --rounds 1 to try\n"
+    assert "about 28 minutes for 30 rounds; rounds=1 to try" in said_at_the_start(30, 1 / 7, shorter="rounds=1")
+    assert "about 9 hours for 30 rounds" in said_at_the_start(30, 1 / 140)
+
+
+@pytest.mark.parametrize(("share", "seconds", "shorter"), [(0.5, 0.5, "x"), (0.5, 0.99, "x"), (1 / 7, 4.0, None)])
+def test_a_short_run_and_one_without_an_audience_say_nothing(share: float, seconds: float, shorter: str | None) -> None:
+    assert said_at_the_start(30, share, seconds, shorter) == ""
+    assert said_at_the_start(3, 0.9) == said_at_the_start(1, 1 / 7) == ""

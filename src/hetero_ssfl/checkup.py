@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from .doctor import Finding
-from .errors import HeteroSSFLError
+from .errors import HeteroSSFLError, RunError
 from .runs import BEFORE, HISTORY, SOURCES, STATE_FILE, RunFolder, StateFolder, load_commit, load_tensors
 
 
 def check_run(path: Path) -> list[Finding]:
     """Return a finding for each file, or for each group of files without faults."""
+    if not path.is_dir():
+        raise RunError(f"there is no folder '{path}', expected a run folder. Check the path.")
     folder = RunFolder(path)
     found = [_try("config.toml", _config, path)]
     found += [_try(name, _json, folder, name) for name in ("environment.json", "facts.json")]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import load_config, parse_config, preset_names
-from .data import digest, load_images
+from .data import digest, kept_apart, load_images
 from .federation.sites import SimulatedSite
 from .runs import RunFolder
 
@@ -25,10 +25,9 @@ def describe_data(source: str, overrides: list[str]) -> dict[str, Any]:
         "labels": train.labels is not None,
         "skipped": train.skipped + test.skipped,
     }
-    apart = config.data.validation if train.labels is not None else 0
-    rad = 0 if config.rad.source else config.rad.size
+    kept = kept_apart(config, train)
     count = min(len(train), config.data.limit or len(train))
-    facts["kept_by_a_run"] = {"validation": apart, "rad": rad, "clients": max(0, count - apart - rad)}
+    facts["kept_by_a_run"] = {**kept._asdict(), "clients": max(0, count - sum(kept))}
     if train.labels is not None and not has_clients:
         facts["images_per_class"] = train.labels.bincount().tolist()
     elif train.labels is not None:

@@ -140,7 +140,10 @@ def remember_places(places: Iterable[str]) -> None:
 
 def is_known_place(place: str) -> bool:
     """Return whether data or a settings file that a folder names may be read."""
-    return place in os.environ.get(TRUST_VARIABLE, "").split(",") or _place(place) in _known()
+    if place in os.environ.get(TRUST_VARIABLE, "").split(","):
+        return True
+    was_here = json.dumps(["place", str(Path(place).expanduser().absolute())])  # it may have been moved since
+    return not {_place(place), was_here}.isdisjoint(_known())
 
 
 def check_place(place: str, what: str) -> None:

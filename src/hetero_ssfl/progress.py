@@ -1,10 +1,12 @@
 """Live view of a run on a terminal: rounds, training clients, losses, alignment, time left.
 
 Without a terminal (a log file, CI) it prints one plain line per finished round, and at least one every 30 seconds.
+A long run prints how long it will take as soon as the first steps of its first round have shown it.
 """
 
 import threading
 import time
+from collections.abc import Callable
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -13,14 +15,23 @@ from .events import Evaluated, Evaluating, Event, Progressed, RoundBegun, RoundD
 from .screen import Console
 
 LONGEST_SILENCE = 30.0  # seconds without a line, where there is no terminal
+MEASURED = 3.0  # seconds of training before the time of the run is estimated: a first step takes longer than others
+WORTH_SAYING = 60.0  # seconds; nobody needs an estimate of a shorter run
 
 
 class RunView:
     """Listens to a run's events. Use as a context manager around the run."""
 
     def __init__(
-        self, console: Console, title: str, quiet: bool = False, longest_silence: float = LONGEST_SILENCE
+        self,
+        console: Console,
+        title: str,
+        quiet: bool = False,
+        longest_silence: float = LONGEST_SILENCE,
+        shorter: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`shorter` is how to try a shorter run, such as "--rounds 1". If it is given, a long run prints its time."""
         self.console, self.title, self.quiet = console, escape(title), quiet
         self.longest_silence, self.last_line, self.doing = longest_silence, time.monotonic(), "starting"
         self.ended = threading.Event()
@@ -40,6 +51,9 @@ class RunView:
         self.clients: dict[str, TaskID] = {}
         self.total, self.round, self.selected = 1, 0, 1
         self.done: dict[str, float] = {}
+        self.shorter, self.clock = shorter, clock
+        self.first_step: float | None = None
+        self.estimated = False
 
     def __enter__(self) -> "RunView":
         self.bar.start()
@@ -106,6 +120,20 @@ class RunView:
         self.done[name] = event.done
         if self.rounds is not None and self.round:
             self.bar.update(self.rounds, completed=self.round - 1 + sum(self.done.values()) / self.selected)
+        self._estimate_early()
+
+    def _estimate_early(self) -> None:
+        """Estimate the time of the run from the first steps of its first round, whose own time does not count."""
+        now, done = self.clock(), sum(self.done.values()) / self.selected
+        self.first_step = now if self.first_step is None else self.first_step
+        passed = now - self.first_step
+        if self.shorter is None or self.estimated or passed < MEASURED or not done:
+            return
+        self.estimated = True
+        seconds = passed / done * (self.total - self.round + 1)
+        if seconds > WORTH_SAYING:
+            hint = f"; {self.shorter} to try" if self.round == 1 < self.total else ""
+            self._say(f"{self.title}: about {_duration(seconds)} for {_rounds(self.total - self.round + 1)}{hint}")
 
     def _on_evaluating(self, event: Evaluating) -> None:
         self._clear_clients()
@@ -132,9 +160,10 @@ class RunView:
 
     def _estimate(self, event: RoundDone) -> None:
         """Say after the first round how long the others will take, if that is long."""
-        left = (self.total - event.round) * event.seconds / 60
-        if event.round == 1 and left > 2:
-            self._say(f"{self.title}: about {left:.0f} minutes for the other {self.total - 1} rounds")
+        left = (self.total - event.round) * event.seconds
+        self.estimated |= event.round > 0  # a round may be shorter than the measurement
+        if event.round == 1 and left > 2 * WORTH_SAYING:
+            self._say(f"{self.title}: about {_duration(left)} for the other {_rounds(self.total - 1)}")
 
     def _on_evaluation(self, event: Evaluated) -> None:
         if event.split == "validation" and event.mean and not self.live:
@@ -145,3 +174,14 @@ class RunView:
         for task in self.clients.values():
             self.bar.remove_task(task)
         self.clients.clear()
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} minute{'s' * (minutes != 1)}"
+    return f"{round(minutes / 60)} hours" if minutes < 60 * 48 else f"{round(minutes / 1440)} days"
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round{'s' * (count != 1)}"

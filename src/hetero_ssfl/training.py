@@ -119,8 +119,7 @@ def train(
 def not_finite(client: TrainingClient, round_number: int, pixels: Tensor) -> DivergedError:
     """Return the reason for a loss that is not a number: the user's views, encoder or loss, or too large steps."""
     learner, config = client.learner, client.config
-    sizes = [parameter.abs().max() for parameter in learner.parameters() if parameter.numel()]
-    if float(torch.stack(sizes).max()) < LARGEST_SANE_WEIGHT:  # false for nan
+    if _has_sane_weights(learner):
         view = random_view(pixels, config.views, rng_for(config.seed, "why not finite"))
         if not bool(view.isfinite().all()):
             return DivergedError(
@@ -135,6 +134,15 @@ def not_finite(client: TrainingClient, round_number: int, pixels: Tensor) -> Div
                 f"the loss of {client.name} is not finite in round {round_number}, for finite features of its encoder. "
                 f"Check the loss '{config.ssl.kind}' and the kernel '{config.alignment.kernel}'."
             )
+    return _diverged(client, round_number)
+
+
+def _has_sane_weights(learner: Learner) -> bool:
+    sizes = [parameter.abs().max() for parameter in learner.parameters() if parameter.numel()]
+    return float(torch.stack(sizes).max()) < LARGEST_SANE_WEIGHT  # false for nan
+
+
+def _diverged(client: TrainingClient, round_number: int) -> DivergedError:
     return DivergedError(
         f"the loss of {client.name} diverged in round {round_number}; lower optim.lr or set optim.clip_norm."
     )
@@ -182,5 +190,6 @@ def rad_representations(client: TrainingClient, batch: int = 512) -> Tensor:
     client.learner.train()
     found = torch.cat(parts).float().cpu()
     if not bool(found.isfinite().all()):
-        raise _bad_encoder(client, client.round, found)
+        sane = _has_sane_weights(client.learner)
+        raise _bad_encoder(client, client.round, found) if sane else _diverged(client, client.round)
     return found

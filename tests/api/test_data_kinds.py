@@ -155,6 +155,53 @@ def test_side_and_channels_convert_all_images_to_one_shape(tmp_path: Path) -> No
     assert read_given(pixels(4, 1, 12), None, DataConfig(side=8, channels=3), "a").pixels.shape == (4, 3, 8, 8)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", ">u2"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
+def test_images_of_any_number_of_channels_keep_their_values(dtype: str, channels: int) -> None:
+    """Big-endian 16-bit arrays are what readers of TIFF and FITS files return."""
+    first = (pixels(channels=channels).astype(dtype) * (1 if dtype == "uint8" else 251)).astype(dtype)
+    own = first.astype(np.dtype(dtype).newbyteorder("="))
+    forms = [
+        first,
+        first.transpose(0, 2, 3, 1),
+        list(first),
+        torch.from_numpy(own),
+        TensorDataset(torch.from_numpy(own)),
+    ]
+    for form in forms:
+        found = read_given(form, None, PLAIN, "a").pixels
+        assert found.dtype == (torch.uint8 if dtype == "uint8" else torch.uint16)
+        assert np.array_equal(found.numpy(), own)
+
+
+@pytest.mark.parametrize(("dtype", "channels"), [("uint8", 5), ("uint16", 1), ("uint16", 5)])
+def test_arrays_that_pil_cannot_hold_are_cropped_and_resized_as_pil_does(dtype: str, channels: int) -> None:
+    smooth = np.linspace(0, 1, 24)[None, None, :, None] * np.linspace(0.2, 1, 24)[None, None, None, :]
+    images = np.repeat((smooth * np.iinfo(dtype).max).astype(dtype), channels, 1).repeat(3, 0)
+    found = read_given(images, None, DataConfig(side=8), "a").pixels
+    assert (found.shape, found.dtype) == ((3, channels, 8, 8), torch.from_numpy(images).dtype)
+    scale = np.iinfo(dtype).max
+    as_floats = Image.fromarray((smooth[0, 0] * scale).astype(np.float32)).resize((8, 8), Image.Resampling.BICUBIC)
+    assert np.allclose(found.numpy()[0, channels - 1], np.asarray(as_floats).clip(0, scale), atol=2)
+    one_by_one = read_given(list(images), None, DataConfig(side=8), "a").pixels
+    assert torch.equal(found, one_by_one)
+    if channels == 1:  # PIL cannot crop floats by itself: the middle square of a wide image
+        wide = np.pad(images, ((0, 0), (0, 0), (0, 0), (4, 4)))
+        assert torch.equal(read_given(wide, None, DataConfig(side=8), "a").pixels, found)
+
+
+def test_16_bit_colours_become_grey_and_other_channels_are_the_owners_choice() -> None:
+    colours = np.zeros((2, 3, 8, 8), np.uint16)
+    colours[:, 0], colours[:, 1] = 10_000, 50_000
+    grey = read_given(colours, None, DataConfig(channels=1), "a").pixels
+    assert (grey.numpy() == round(0.299 * 10_000 + 0.587 * 50_000)).all()
+    assert torch.equal(read_given(grey, None, DataConfig(channels=3), "a").pixels, grey.expand(-1, 3, -1, -1))
+    with pytest.raises(
+        DataError, match=r"of a have 5 channels, expected 3. Choose which channels .* array\[:, \[0, 1, 2"
+    ):
+        read_given(np.zeros((2, 5, 8, 8), np.uint16), None, DataConfig(channels=3), "a")
+
+
 def test_data_other_than_images_are_unchanged() -> None:
     series = np.random.default_rng(0).normal(size=(5, 3, 40))
     assert torch.equal(read_given(series, None, PLAIN, "a").pixels, torch.from_numpy(series).float())
@@ -177,7 +224,8 @@ def test_data_other_than_images_are_unchanged() -> None:
         (np.zeros(5), None, r"have shape \(5,\), expected \(samples, ...\)"),
         (pixels(1), None, "a has 1 samples, expected at least 2"),
         (np.zeros((5, 4), np.uint8), None, r"uint8 of shape \(5, 4\), expected images"),
-        (np.zeros((5, 4, 8, 8), np.uint8), None, "Drop other channels"),
+        (np.zeros((5, 4), np.uint16), None, r"uint16 of shape \(5, 4\), expected images.*should be float"),
+        (np.zeros((5, 4, 8, 9), np.uint16), None, r"uint16 of shape \(5, 4, 8, 9\), expected images.*Crop them to sq"),
         (np.array([["a"], ["b"]]), None, "an array of <U1, expected numbers"),
         (np.full((5, 4), np.nan), None, "values that are not finite"),
         (pixels(), [1, 2], "10 samples and 2 labels"),

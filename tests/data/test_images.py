@@ -2,10 +2,12 @@
 
 import io
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -241,17 +243,58 @@ def test_a_missing_path_is_refused_without_asking_the_hub(source):
     assert "Check the path" in message
 
 
-def test_a_warning_comes_before_the_hub_is_asked(tmp_path, monkeypatch, caplog):
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Return a hub that answers each request with a status, or cannot be reached (0), and the requests to it."""
+    import huggingface_hub
+    from huggingface_hub.utils._http import default_client_factory
+
     monkeypatch.chdir(tmp_path)
-    heard: list[str] = []
+    requests: list[str] = []
 
-    def ask(*_: object) -> float:  # no network in tests
-        heard.append(caplog.text)
-        return 1 / 0
+    def answer_with(status: int) -> list[str]:
+        def answer(request: httpx.Request) -> httpx.Response:
+            about_data = request.url.path.startswith("/api/datasets/")  # the library asks for other things, once a day
+            requests.extend([request.url.path] * about_data)
+            if not status or not about_data:
+                raise httpx.ConnectError("no network")
+            return httpx.Response(status, json={"id": "photos/holiday"}, request=request)
 
-    monkeypatch.setattr("datasets.load_dataset", ask)
-    assert "There is no file or folder 'images/a' here: correct the path" in refusal("images/a")
-    assert "no file or folder 'images/a' here: asking the hub" in heard[0]
+        huggingface_hub.set_client_factory(lambda: httpx.Client(transport=httpx.MockTransport(answer)))
+        return requests
+
+    yield answer_with
+    huggingface_hub.set_client_factory(default_client_factory)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(0, r"cannot be reached \(ConnectError\)"), (404, "has no data set of this name"), (503, "with status 503")],
+)
+def test_a_path_that_may_be_a_hub_id_takes_one_request(hub, monkeypatch, status, reason):
+    requests = hub(status)
+    monkeypatch.setattr("datasets.load_dataset", lambda *_: pytest.fail("it repeats its requests for half a minute"))
+    message = refusal("photos/holiday")
+    assert re.search(f"no file or folder 'photos/holiday' here, and the Hugging Face hub .*{reason}", message)
+    assert "Correct the path, or check the id" in message
+    assert requests == ["/api/datasets/photos/holiday"]
+    assert "does not allow such a name" in refusal("my photos/holiday 1")
+    assert len(requests) == 1
+    if not status:
+        monkeypatch.delenv("HETERO_SSFL_DATA", raising=False)
+        assert "no file or folder 'cifar10' here" in (message := refusal("cifar10"))
+        assert "Put the data set into a folder 'cifar10' under HETERO_SSFL_DATA" in message
+
+
+def test_a_data_set_that_was_downloaded_before_needs_no_request(hub, tmp_path, monkeypatch):
+    requests = hub(200)
+    monkeypatch.setattr("datasets.load_dataset", lambda _: {"train": table()})
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "cache" / "photos___earlier").mkdir(parents=True)
+    assert len(load("photos/earlier", label_column="none")) == 6
+    assert not requests
+    assert len(load("photos/holiday", label_column="none")) == 6
+    assert requests == ["/api/datasets/photos/holiday"]
 
 
 def test_labels_that_are_words_are_classes(tmp_path):

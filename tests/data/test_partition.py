@@ -1,12 +1,25 @@
 """Clients' parts are disjoint, complete, fixed by the seed, and exclude the RAD and validation images."""
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetero_ssfl.config import Config, parse_config
-from hetero_ssfl.data import Images, assign_classes, digest, load_images, load_rad, partition, split_training_images
+from hetero_ssfl.config import Config, load_config, parse_config, preset_names
+from hetero_ssfl.data import (
+    Images,
+    assign_classes,
+    digest,
+    fit_to_data,
+    kept_apart,
+    load_images,
+    load_rad,
+    partition,
+    split_training_images,
+)
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.seeding import rng_for
 
@@ -216,10 +229,79 @@ def test_images_without_labels_can_be_split():
     assert sum(len(part) for part in split.clients) == len(pictures()) - 10
 
 
-@pytest.mark.parametrize("sizes", [["rad.size=110", "data.validation=5"], ["rad.size=10", "data.validation=105"]])
-def test_a_rad_or_validation_that_leaves_too_few_images_is_refused(sizes):
-    with pytest.raises(ConfigError, match=r"leave 5 for 4 clients, expected at least 2 each\. Lower rad\.size"):
-        split_training_images(config("iid", 4, *sizes), pictures())
+@pytest.mark.parametrize(
+    ("clients", "limit", "validation", "rad", "named"),
+    [
+        (4, 120, 5, 110, {"rad.size": 107, "data.validation": 2, "clients.count": 2}),
+        (4, 120, 105, 10, {"rad.size": 7, "data.validation": 102, "clients.count": 2}),
+        (4, 30, 5, 20, {"data.limit": 33, "rad.size": 17, "data.validation": 2, "clients.count": 2}),
+        (60, 120, 10, 10, {"clients.count": 50}),
+        (4, 120, 0, 200, {"rad.size": 112}),
+    ],
+)
+def test_too_few_images_for_the_clients_name_each_number_that_helps(clients, limit, validation, rad, named):
+    sizes = {"data.limit": limit, "data.validation": validation, "rad.size": rad, "clients.count": clients}
+
+    def split(**changes: int) -> None:
+        overrides = [f"{key}={value}" for key, value in {**sizes, **changes}.items()]
+        split_training_images(config("iid", clients, *overrides), pictures())
+
+    with pytest.raises(ConfigError, match=f"for {clients} clients, expected at least 2 each") as caught:
+        split()
+    found = re.findall(r"([a-z]+\.[a-z]+) to at (?:most|least) (\d+)", str(caught.value))
+    assert {key: int(number) for key, number in found} == named
+    for key, number in named.items():
+        split(**{key: number})
+        beyond = number - 1 if key == "data.limit" else number + 1
+        with pytest.raises(ConfigError, match="expected at least 2 each"):
+            split(**{key: beyond})
+
+
+def test_images_that_no_split_can_share_are_too_few():
+    with pytest.raises(ConfigError, match=r"leave 0 for 80 clients.*Use at least 280 training images, or lower all th"):
+        split_training_images(config("iid", 80, "data.validation=60", "rad.size=60"), pictures())
+
+
+@pytest.mark.parametrize(
+    ("count", "overrides", "validation", "rad"),
+    [
+        (120, [], 12, 24),
+        (120, ["data.limit=100"], 10, 20),
+        (120, ["data.validation=30"], 30, 24),
+        (120, ["rad.size=40"], 12, 40),
+        (120, ["rad.source=digits"], 12, 0),
+        (12, [], 1, 4),
+        (3000, [], 200, 300),
+    ],
+)
+def test_default_sizes_fit_small_data_and_set_ones_are_kept(count, overrides, validation, rad):
+    labels = torch.arange(count) % 2
+    train = Images(torch.zeros(count, 1, 1, 1, dtype=torch.uint8), labels, ("a", "b"))
+    assert kept_apart(config("iid", 2, *overrides), train) == (validation, rad)
+    split = split_training_images(config("iid", 2, *overrides), train)
+    assert (len(split.validation), len(split.rad)) == (validation, rad)
+    assert kept_apart(config("iid", 2, *overrides), replace(train, labels=None)) == (0, rad)
+
+
+def test_a_run_records_the_sizes_that_fit_its_data(caplog):
+    chosen = fit_to_data(config("iid", 2, "data.source=digits", "data.limit=100"))
+    assert (chosen.data.validation, chosen.rad.size) == (10, 20)
+    assert caplog.messages == [
+        "'digits' has only 100 training images: 10 are for validation and 20 for the RAD. "
+        "To change this, set data.validation and rad.size."
+    ]
+    assert parse_config(chosen.to_toml()) == fit_to_data(chosen) == chosen
+    old = config("iid", 2, "data.source=digits", "data.limit=100", "data.validation=200", "rad.size=300")
+    assert fit_to_data(old) is old  # a saved config states every number
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_state_their_sizes(name):
+    """So their splits do not depend on the rule for small data."""
+    preset = load_config(name)
+    assert "validation" in preset.data.model_fields_set
+    assert "size" in preset.rad.model_fields_set
 
 
 def test_a_client_without_images_is_refused():

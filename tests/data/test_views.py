@@ -60,7 +60,25 @@ def test_network_input_has_fixed_mean_and_scale():
     assert pixels.flatten().tolist() == [0, 51, 255]
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_16_bits_give_the_views_of_8_bits(channels):
+    pixels = noise(channels=channels)
+    deep = torch.from_numpy(pixels.numpy().astype(np.uint16) * 257)  # 255 becomes 65535
+    assert torch.allclose(to_input(deep), to_input(pixels), atol=1e-6)
+    assert torch.allclose(view(deep, ALL), view(pixels, ALL), atol=1e-4)
+
+
+def test_without_colours_only_brightness_and_contrast_change(drawn):
+    """Five channels keep their ratios to each other: the formula uses one mean for all of them."""
+    pixels = noise(channels=5)
+    got = in_unit_range(view(pixels, jitter=1.0, grayscale=1.0, brightness=0.3, contrast=0.2, saturation=0.4, hue=0.1))
+    bright, contrast = (drawn[1 - spread, 1 + spread].double().numpy() for spread in (0.3, 0.2))
+    for k, image in enumerate(pixels.double().numpy() / 255):
+        wanted = bright[k] * (image.mean() + contrast[k] * (image - image.mean()))
+        assert np.allclose(got[k], wanted.clip(0, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
 def test_a_view_has_the_shape_of_its_image_and_stays_in_range(channels):
     pixels = noise(channels=channels)
     got = view(pixels, ALL)
@@ -71,7 +89,7 @@ def test_a_view_has_the_shape_of_its_image_and_stays_in_range(channels):
     assert torch.equal(pixels, noise(channels=channels))
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
 def test_only_the_generator_determines_a_view(channels):
     pixels = noise(channels=channels)
     torch.manual_seed(1)
@@ -86,7 +104,7 @@ def test_a_generator_gives_a_new_view_each_time():
     assert not torch.equal(random_view(noise(), ALL, rng), random_view(noise(), ALL, rng))
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
 def test_with_everything_off_a_view_is_the_image(channels):
     pixels = noise(channels=channels)
     assert torch.allclose(view(pixels), to_input(pixels), atol=1e-6)
@@ -226,7 +244,7 @@ def test_jitter_changes_only_the_chosen_images():
     assert 80 < changed.sum() < 160
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
 def test_blur_keeps_a_constant_image_and_smooths_a_noisy_one(channels):
     plain = torch.full((3, channels, 64, 64), 77, dtype=torch.uint8)
     assert torch.allclose(view(plain, blur=1.0), to_input(plain), atol=1e-5)

@@ -56,8 +56,9 @@ class Client:
     """A participant with its own data and its own encoder.
 
     Args:
-        data: a folder of images, a data-set id, or parquet; an array or tensor (uint8: images, with channels first,
-            last or none; other types are passed to the network unchanged); or a torch Dataset of x or (x, y)
+        data: a folder of images, a data-set id, or parquet; an array or tensor (uint8 and uint16: images, with
+            channels first, last or none; other types are passed to the network unchanged); or a torch Dataset of x or
+            (x, y)
         encoder: an nn.Module, which is copied and keeps its weights as the starting point (they are saved with the
             run, so that the same script continues it although its random weights differ); a class or function that
             returns one, and gets `in_channels` and `side` if it has such arguments; or a name: `resnet18(width=32)`,
@@ -123,6 +124,8 @@ def federate(
     base = load_config(config) if isinstance(config, str) else config or Config()
     if config is None or config in preset_names():
         base = base.model_copy(update={"data": DataConfig(validation=0)})
+    elif "validation" not in base.data.model_fields_set:
+        base = with_settings(base, {"data.validation": 0})
     named: dict[str, Any] = {"method": method, "rounds": rounds, "seed": seed, "ssl.kind": loss}
     named |= {"views.function": views, "alignment.kernel": kernel}
     chosen = {k: given.spec(v) if callable(v) else v for k, v in named.items() if v is not None}

@@ -42,7 +42,7 @@ def train_here(folder: RunFolder, site: Site, progress: bool | Listener) -> None
     if callable(progress):
         run_here(folder, site, progress)
         return
-    with RunView(Console(stderr=True), folder.config.name, quiet=not progress) as view:
+    with RunView(Console(stderr=True), folder.config.name, quiet=not progress, shorter="rounds=1") as view:
         run_here(folder, site, view)
 
 

@@ -159,16 +159,18 @@ def _train(
 
     if config.engine.kind == "in-process":
         open_fork_server()  # imports torch for the workers while this process imports it for itself
-    from ..federation import default_folder, resume, site_for, start
+    from ..federation import default_folder, fitted, resume, site_for, start
     from ..progress import RunView
     from ..report.tables import Result, results_table
 
+    if folder is None:
+        config = fitted(config, nodes)
     if path is None:
         path = default_folder(config, site_for(Path(), nodes))
         if path.exists() and not quiet:
             err.print(f"continuing the unfinished run in {escape(str(path))}", highlight=False, soft_wrap=True)
     try:
-        with RunView(err, config.name, quiet) as view:
+        with RunView(err, config.name, quiet, shorter=None if as_json else "--rounds 1") as view:
             folder = start(config, path, view, nodes) if folder is None else resume(folder, view)
     except KeyboardInterrupt:
         _say_how_to_resume(path)

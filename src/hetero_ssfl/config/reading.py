@@ -5,6 +5,7 @@ cost a day of training.
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -139,7 +140,8 @@ def _explain(error: ValidationError, kind: type[Section]) -> str:
         return f"unknown key '{key[:200]}', expected {_choices(section.model_fields, str(where[-1]))}."
     if not key:
         return problem["msg"].removeprefix("Value error, ")
-    message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    message = re.sub(r"^(Input|Tuple|List|Dictionary|String|Value error,) ", "", problem["msg"])
+    message = re.sub(r" after validation, not \d+$", "", message)
     return f"{key} = {_short(problem['input'])} is not possible: it {message}. Change that value."
 
 

@@ -41,14 +41,14 @@ class Section(BaseModel):
 class DataConfig(Section):
     source: str = "digits"
     """`digits`, `cifar10`, `cifar100`, `tiny-imagenet`, a local path, or a hub id."""
-    side: PositiveInt | None = None
+    side: Annotated[int, Field(gt=0, le=4096)] | None = None
     """Resize (and centre-crop) every image to this many pixels; required for images of mixed sizes."""
     channels: Literal[1, 3] | None = None
     """Grey (1) or colour (3); by default as in the first image."""
     limit: PositiveInt | None = None
     """Use only this many training images, balanced over the classes and chosen by the seed."""
     validation: NonNegativeInt = 200
-    """Number of training images held out for choosing settings; no client trains on them. 0 without labels."""
+    """Training images held out for choosing settings; none without labels. By default at most a tenth of the images."""
     on_bad_image: Literal["error", "skip"] = "error"
     """What to do with an image that cannot be read: stop, or skip and count it."""
     image_column: str | None = None
@@ -72,7 +72,7 @@ class RadConfig(Section):
     """The Representation Alignment Dataset: unlabeled images that every participant has."""
 
     size: PositiveInt = 300
-    """Number of RAD images."""
+    """Number of RAD images; by default at most a fifth of the training images, if they are taken from these."""
     source: str | None = None
     """Another data set to take the RAD from; by default, training images that no client has."""
     in_ssl: bool = False

@@ -6,9 +6,19 @@ from .images import Counts, Images, count_images, digest, load_images
 from .leakage import without_trained
 from .objects import Data, agree_on_classes, joined, read_given, read_rad, read_with_test
 from .partition import assign_classes, partition
+from .pixels import are_dark, float_images_remedy, is_pixels, largest_value, to_unit_range
 from .snapshots import Snapshot, take_snapshot, what_changed
 from .sources import is_here, same_source
-from .splits import Split, balanced_order, load_rad, load_rad_alone, split_training_images
+from .splits import (
+    Split,
+    balanced_order,
+    fit_to_data,
+    kept_apart,
+    load_rad,
+    load_rad_alone,
+    split_training_images,
+    validation_size,
+)
 from .views import MEAN, STD, random_view, to_input
 
 __all__ = [
@@ -20,12 +30,18 @@ __all__ = [
     "Snapshot",
     "Split",
     "agree_on_classes",
+    "are_dark",
     "assign_classes",
     "balanced_order",
     "count_images",
     "digest",
+    "fit_to_data",
+    "float_images_remedy",
     "is_here",
+    "is_pixels",
     "joined",
+    "kept_apart",
+    "largest_value",
     "load_images",
     "load_rad",
     "load_rad_alone",
@@ -40,6 +56,8 @@ __all__ = [
     "take",
     "take_snapshot",
     "to_input",
+    "to_unit_range",
+    "validation_size",
     "what_changed",
     "without_trained",
 ]

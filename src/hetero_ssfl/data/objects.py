@@ -1,6 +1,6 @@
 """Read data passed from Python (arrays, tensors, torch Datasets, or the name of a source) into memory.
 
-uint8 means pixels. Any other type (measurements, features, token numbers) goes to the networks unchanged.
+uint8 and uint16 mean pixels. Any other type (measurements, features, token numbers) goes to the networks unchanged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset
 from ..config import DataConfig
 from ..errors import DataError
 from .images import Images, fit_image, load_images
+from .pixels import as_images, is_pixels
 from .sources import IMAGE_COLUMNS, LABEL_COLUMNS, fixed_fifth
 
 Data: TypeAlias = Any
@@ -140,8 +141,8 @@ def _as_tensor(inputs: Any, config: DataConfig, who: str) -> Tensor:
         raise DataError(f"the data of {who} have shape {tuple(tensor.shape)}, expected (samples, ...). Add an axis.")
     if len(tensor) < 2:
         raise DataError(f"{who} has {len(tensor)} samples, expected at least 2. Add some.")
-    if tensor.dtype == torch.uint8:
-        return _as_images(tensor, config, who)
+    if is_pixels(tensor.dtype):
+        return as_images(tensor, config, who)
     if tensor.is_floating_point():
         tensor = tensor.float()
         if not bool(tensor.isfinite().all()):
@@ -150,8 +151,9 @@ def _as_tensor(inputs: Any, config: DataConfig, who: str) -> Tensor:
 
 
 def _from_numpy(array: np.ndarray, who: str) -> Tensor:
+    native = array.dtype.newbyteorder("=")  # torch refuses the other byte order, which TIFF and FITS readers return
     try:
-        return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # copied only if torch cannot share memory
+        return torch.from_numpy(np.require(array, native, ["C", "W"]))  # copied only if torch cannot share memory
     except TypeError:
         raise DataError(f"the data of {who} are an array of {array.dtype}, expected numbers. Convert them.") from None
 
@@ -170,8 +172,8 @@ def _stacked(samples: Sequence[Any], config: DataConfig, who: str) -> Any:
         )
     else:
         samples = [np.asarray(sample) for sample in samples]
-        if config.side and samples[0].dtype == np.uint8:
-            samples = [_as_images(_from_numpy(s[None], who), config, who)[0].numpy() for s in samples]
+        if config.side and samples[0].dtype in (np.uint8, np.uint16):
+            samples = [as_images(_from_numpy(s[None], who), config, who)[0].numpy() for s in samples]
     for number, sample in enumerate(samples):
         if sample.shape != samples[0].shape:
             raise DataError(
@@ -179,26 +181,6 @@ def _stacked(samples: Sequence[Any], config: DataConfig, who: str) -> Any:
                 "Give all samples the same shape; for images, settings={'data.side': 32} resizes all."
             )
     return np.stack(samples)
-
-
-def _as_images(pixels: Tensor, config: DataConfig, who: str) -> Tensor:
-    """Convert images with channels first, channels last or no channels to (n, channels, side, side)."""
-    if pixels.ndim == 3:
-        pixels = pixels[:, None]
-    if pixels.ndim == 4 and pixels.shape[1] not in (1, 3) and pixels.shape[3] in (1, 3):
-        pixels = pixels.permute(0, 3, 1, 2)
-    if pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
-        raise DataError(
-            f"the data of {who} are uint8 of shape {tuple(pixels.shape)}, expected images: (n, height, width), "
-            "with 1 or 3 channels before or after. Drop other channels; data that are not images should be float."
-        )
-    channels, side = config.channels or pixels.shape[1], config.side
-    if pixels.shape[1] == channels and (side is None or tuple(pixels.shape[2:]) == (side, side)):
-        return pixels.contiguous()
-    from PIL.Image import fromarray
-
-    rows = (image.permute(1, 2, 0).squeeze(2).numpy() for image in pixels)
-    return torch.from_numpy(np.stack([fit_image(fromarray(row), side, channels)[0] for row in rows]))
 
 
 def _labeled(inputs: Tensor, labels: Any, who: str, skipped: int = 0) -> Images:

@@ -27,6 +27,7 @@ NO_LABELS = "none"  # as data.label_column
 TEST_SPLITS = ("test", "valid", "validation")
 SUFFIXES = (".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tga", ".tif", ".tiff", ".webp")
 DATASET_FILES = ("dataset_info.json", "dataset_dict.json")
+HUB_SECONDS = 5.0  # the longest wait for the answer whether a data set exists
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # files of the `datasets` library, next to images
 
 log = logging.getLogger(__name__)
@@ -158,7 +159,7 @@ def _column(table: Any, named: str | None, usual: tuple[str, ...]) -> str | None
 def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
     try:
         if isinstance(source, str):
-            log.warning("there is no file or folder '%s' here: asking the hub, which is slow without network", source)
+            _ask_hub(datasets, source)
             return dict(datasets.load_dataset(source))
         if any((source / name).exists() for name in DATASET_FILES):
             loaded = datasets.load_from_disk(str(source))
@@ -182,13 +183,37 @@ def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
         raise
     except Exception as error:  # the library raises many types; each means that this source is unusable
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        remedy = "Check that it holds images."
-        if isinstance(source, str):
-            remedy = (
-                f"There is no file or folder '{source}' here: correct the path. A hub id needs a network connection "
-                "the first time (or a folder of that name under HETERO_SSFL_DATA)."
-            )
+        remedy = "Check the connection to the hub." if isinstance(source, str) else "Check that it holds images."
         raise DataError(f"cannot load '{source}': {reason}. {remedy}") from None
+
+
+def _ask_hub(datasets: Any, source: str) -> None:
+    """Ask the hub once whether it has this data set, unless an earlier download is in the cache.
+
+    The id may be a mistyped path. `load_dataset` repeats its requests for half a minute before it fails.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if Path(datasets.config.HF_DATASETS_CACHE, source.replace("/", "___")).is_dir():
+        return
+    try:
+        HfApi().dataset_info(source, timeout=HUB_SECONDS)
+    except HfHubHTTPError as error:
+        hidden = error.response.status_code in (401, 403, 404)
+        reason = "has no data set of this name" if hidden else f"answers with status {error.response.status_code}"
+    except HFValidationError:
+        reason = "does not allow such a name"
+    except Exception as error:  # no network, or HF_HUB_OFFLINE; the library raises many types
+        reason = f"cannot be reached ({type(error).__name__})"
+    else:
+        return
+    short = next((name for name, hub_id in HUB_IDS.items() if hub_id == source), None)
+    other = f"put the data set into a folder '{short}' under HETERO_SSFL_DATA" if short else "correct the path"
+    raise DataError(
+        f"there is no file or folder '{short or source}' here, and the Hugging Face hub {reason}. "
+        f"{other[0].upper()}{other[1:]}, or check the id and the connection."
+    )
 
 
 def count_files(folder: Path) -> tuple[int, int] | None:

@@ -3,17 +3,23 @@
 Labels, if any, are used here only to simulate clients: they balance the three parts and divide clients by class.
 """
 
+import logging
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-from ..config import Config
+from ..config import Config, DataConfig, with_settings
 from ..errors import ConfigError
 from ..seeding import rng_for
 from .images import Images, load_images
 from .partition import partition
 from .sources import same_source
+
+SMALLEST_RAD = 4
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,25 +38,89 @@ class Split:
 def split_training_images(config: Config, train: Images) -> Split:
     """Split `data.limit` images into validation, RAD and one part per client, as determined by the seed."""
     order = balanced_order(train, rng_for(config.seed, "split"))[: config.data.limit]
-    rad_size = 0 if config.rad.source else config.rad.size
-    validation_size = 0 if train.labels is None else config.data.validation  # validation needs labels
-    reserved = validation_size + rad_size
+    kept = kept_apart(config, train)
+    reserved = kept.validation + kept.rad
     if len(order) - reserved < 2 * config.clients.count:
         raise ConfigError(
-            f"{len(order)} training images minus {validation_size} for validation and {rad_size} for the RAD "
+            f"{len(order)} training images minus {kept.validation} for validation and {kept.rad} for the RAD "
             f"leave {max(0, len(order) - reserved)} for {config.clients.count} clients, expected at least 2 each. "
-            "Lower rad.size or data.validation, or raise data.limit."
+            f"{_remedies(config, kept, len(order), len(train))}."
         )
-    validation, rad, pool = order.tensor_split([validation_size, reserved])
+    validation, rad, pool = order.tensor_split([kept.validation, reserved])
     labels = None if train.labels is None else train.labels[pool]
     parts = partition(config, labels, len(pool), len(train.classes))
     smallest = min(range(len(parts)), key=lambda k: len(parts[k]))
     if len(parts[smallest]) < 2:
         raise ConfigError(
             f"client {smallest} gets {len(parts[smallest])} images of {len(pool)}, expected at least 2. "
-            "Use fewer clients, more images or another partition.kind."
+            "Lower clients.count, use more images, or change partition.kind."
         )
     return Split(validation.sort().values, rad.sort().values, tuple(pool[rows].sort().values for rows in parts))
+
+
+class KeptApart(NamedTuple):
+    """Numbers of training images that no client trains on."""
+
+    validation: int
+    rad: int
+
+
+def kept_apart(config: Config, train: Images) -> KeptApart:
+    """Return how many training images are for validation, which needs labels, and for the RAD.
+
+    Defaults are lower for small data sets, because nobody asked for them. Values that were set are kept.
+    """
+    count = min(len(train), config.data.limit or len(train))
+    validation = validation_size(config.data, count) if train.labels is not None else 0
+    rad = config.rad.size
+    if "size" not in config.rad.model_fields_set:
+        rad = min(rad, max(SMALLEST_RAD, count // 5))
+    return KeptApart(validation, 0 if config.rad.source else rad)
+
+
+def validation_size(data: DataConfig, count: int) -> int:
+    """Return the number of validation images among `count` labeled training images."""
+    return data.validation if "validation" in data.model_fields_set else min(data.validation, count // 10)
+
+
+def fit_to_data(config: Config) -> Config:
+    """Return the config with the numbers of validation and RAD images that fit the data, unless they were set.
+
+    The run folder then keeps these numbers, and they do not change with later versions.
+    """
+    if "validation" in config.data.model_fields_set and "size" in config.rad.model_fields_set:
+        return config
+    train = load_images(config.data, "train")
+    kept = kept_apart(config, train)
+    validation = kept.validation if train.labels is not None else config.data.validation
+    size = config.rad.size if config.rad.source else kept.rad
+    if (validation, size) != (config.data.validation, config.rad.size):
+        log.warning(
+            "'%s' has only %d training images: %d are for validation and %d for the RAD. "
+            "To change this, set data.validation and rad.size.",
+            config.data.source,
+            min(len(train), config.data.limit or len(train)),
+            kept.validation,
+            size,
+        )
+    return with_settings(config, {"data.validation": validation, "rad.size": size})
+
+
+def _remedies(config: Config, kept: KeptApart, count: int, total: int) -> str:
+    """Return each change that alone leaves two images for every client."""
+    missing = 2 * config.clients.count + sum(kept) - count
+    fewest = (count - sum(kept)) // 2
+    found = []
+    if total - count >= missing:
+        found.append(f"raise data.limit to at least {count + missing}")
+    if kept.rad - missing >= SMALLEST_RAD:
+        found.append(f"lower rad.size to at most {kept.rad - missing}")
+    if kept.validation >= missing:
+        found.append(f"lower data.validation to at most {kept.validation - missing}")
+    if fewest >= 1:
+        found.append(f"set clients.count to at most {fewest}")
+    text = ", or ".join(found) or f"use at least {count + missing} training images, or lower all three numbers"
+    return text[0].upper() + text[1:]
 
 
 def balanced_order(train: Images, rng: Generator) -> Tensor:

@@ -17,10 +17,12 @@ from torch import Generator, Tensor
 from ..config import ViewsConfig
 from ..errors import ConfigError
 from ..plugins import find
+from .pixels import GREY as GREY_WEIGHTS
+from .pixels import is_pixels, to_unit_range
 
 MEAN, STD = 0.5, 0.25  # the same for every client and data set, so that they reveal nothing about private data
 
-GREY = torch.tensor([0.299, 0.587, 0.114])
+GREY = torch.tensor(GREY_WEIGHTS)
 YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 FROM_YIQ = torch.linalg.inv(YIQ)
 
@@ -47,18 +49,18 @@ class _Draw:
 
 
 def to_input(data: Tensor) -> Tensor:
-    """Convert uint8 pixels to network input; data of other types is returned unchanged."""
-    if data.dtype != torch.uint8:
+    """Convert pixels to network input; data of other types is returned unchanged."""
+    if not is_pixels(data.dtype):
         return data
-    return data.float().div_(255.0).sub_(MEAN).div_(STD).contiguous(memory_format=torch.channels_last)
+    return to_unit_range(data).sub_(MEAN).div_(STD).contiguous(memory_format=torch.channels_last)
 
 
 def random_view(pixels: Tensor, config: ViewsConfig, rng: Generator) -> Tensor:
-    """Return one random view of each uint8 image as network input, on the device of `pixels`."""
+    """Return one random view of each image as network input, on the device of `pixels`."""
     if config.function:
         return own_view(pixels, config.function, rng)
     draw = _Draw(len(pixels), rng, pixels.device)
-    view = pixels.float().div_(255.0)
+    view = to_unit_range(pixels)
     theta = _affine_maps(config, draw)
     if theta is not None:
         grid = _grid(theta, view.shape[-1])
@@ -77,15 +79,15 @@ def random_view(pixels: Tensor, config: ViewsConfig, rng: Generator) -> Tensor:
 
 def own_view(data: Tensor, spec: str, rng: Generator) -> Tensor:
     """Make views with the user's function. It gets images in [0, 1], which are normalised afterwards, or raw data."""
-    is_image = data.dtype == torch.uint8
-    view = find(spec, "views.function")(data.float().div_(255.0) if is_image else data.clone(), rng)
+    pictures = is_pixels(data.dtype)
+    view = find(spec, "views.function")(to_unit_range(data) if pictures else data.clone(), rng)
     if not isinstance(view, Tensor) or len(view) != len(data):
         got = f"{len(view)} rows" if isinstance(view, Tensor) else f"a {type(view).__name__}"
         raise ConfigError(
             f"views.function = '{spec}' returned {got} for a batch of {len(data)}, expected a tensor with as many "
             "rows. Return one view of each sample."
         )
-    return (view - MEAN).div_(STD).contiguous(memory_format=torch.channels_last) if is_image else view
+    return (view - MEAN).div_(STD).contiguous(memory_format=torch.channels_last) if pictures else view
 
 
 def _affine_maps(config: ViewsConfig, draw: _Draw) -> Tensor | None:
@@ -116,7 +118,10 @@ def _grid(theta: Tensor, side: int) -> Tensor:
 
 
 def _recolour(view: Tensor, config: ViewsConfig, draw: _Draw) -> Tensor:
-    """Apply brightness, contrast, saturation, hue and grayscale as one matrix and offset per image."""
+    """Apply brightness, contrast, saturation, hue and grayscale as one matrix and offset per image.
+
+    Only images of three channels have colours. All others get brightness and contrast, the same for all channels.
+    """
     jittered = draw.chosen(config.jitter)
 
     def factor(spread: float) -> Tensor:
@@ -125,10 +130,11 @@ def _recolour(view: Tensor, config: ViewsConfig, draw: _Draw) -> Tensor:
     bright, contrast, saturation = map(factor, (config.brightness, config.contrast, config.saturation))
     turn = torch.where(jittered, draw.uniform(-config.hue, config.hue) * 2 * math.pi, 0.0)
     to_grey = draw.chosen(config.grayscale)[:, None, None]
-    flat = view.flatten(2)
-    if view.shape[1] == 1:
+    if view.shape[1] != 3:
+        flat = view.reshape(len(view), 1, -1)
         mean = flat.mean(2, keepdim=True)
         return ((flat - mean) * contrast + mean).mul_(bright).clamp_(0, 1).view_as(view)
+    flat = view.flatten(2)
     weights, *_ = _colour_constants(view.device)
     grey, identity = weights.expand(3, 3), torch.eye(3, device=view.device)
     matrix = bright * (saturation * identity + (1 - saturation) * grey)

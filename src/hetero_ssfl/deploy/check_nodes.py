@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..config import Config, DataConfig
-from ..data import count_images, load_images
+from ..data import count_images, load_images, validation_size
 from ..data.sources import locate, open_rows
 from ..data.streams import each_image
 from ..errors import ConfigError, DataError
@@ -160,7 +160,7 @@ def check_images(node: NodeSettings, pictures: Pictures, shape: Shape | None) ->
         yield "warning", f"'{node.data.source}' is not on this machine. It is downloaded when the run starts."
         return
     counts = count_images(node.data)
-    kept = node.data.validation if counts.classes > 1 else 0
+    kept = validation_size(node.data, counts.train) if counts.classes > 1 else 0
     if counts.train - kept < ENOUGH:
         yield (
             "stops",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .running import check_resumable as check_resumable
     from .running import default_folder as default_folder
     from .running import encoders_of as encoders_of
+    from .running import fitted as fitted
     from .running import mutual_cka_of as mutual_cka_of
     from .running import open_run as open_run
     from .running import participants as participants
@@ -35,6 +36,7 @@ _HOME = {
     "continue_with": "continuing",
     "default_folder": "running",
     "encoders_of": "running",
+    "fitted": "running",
     "mutual_cka_of": "running",
     "open_run": "running",
     "participants": "running",

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ..config import Config, differences, flat
 from ..consensus import mutual_cka
-from ..data import is_here
+from ..data import fit_to_data, is_here
 from ..errors import ConfigError, DataError, HeteroSSFLError, RunError
 from ..evaluation import extract_features
 from ..events import Listener, Progressed
@@ -54,7 +54,12 @@ def start(config: Config, run_dir: Path, listen: Listener, nodes: Sequence[Path]
     if config.engine.kind == "in-process":
         open_fork_server()  # it imports torch while this process reads the data
     site = site_for(run_dir, nodes)
-    return run_here(open_run(run_dir, config, site), site, listen)
+    return run_here(open_run(run_dir, fitted(config, nodes), site), site, listen)
+
+
+def fitted(config: Config, nodes: Sequence[Path] = ()) -> Config:
+    """Return the config as a run starts with it: with default sizes that fit the data, if one data set is split."""
+    return config if nodes else fit_to_data(config)
 
 
 def site_for(run_dir: Path, nodes: Sequence[Path] = ()) -> Site:

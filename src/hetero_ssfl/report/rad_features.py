@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..config import AlignmentConfig
 from ..consensus import kernel_factor, mutual_cka, spectrum
+from ..data import is_pixels, to_unit_range
 from ..evaluation.nearest import nearest
 from ..runs import RunFolder
 
@@ -116,11 +117,18 @@ def plane(kernel: Tensor, kind: Map) -> tuple[list[tuple[float, float]], str]:
 
 
 def are_pictures(rad: Tensor) -> bool:
-    return rad.dtype == torch.uint8 and rad.ndim == 4 and rad.shape[1] in (1, 3)
+    return is_pixels(rad.dtype) and rad.ndim == 4
 
 
 def thumbnail(pixels: Tensor, side: int = THUMBNAIL) -> str:
-    """Return an image (channels, height, width) as a data URL: small images as PNG, larger ones as JPEG."""
+    """Return an image (channels, height, width) as a data URL: small images as PNG, larger ones as JPEG.
+
+    Pages show 8 bits, and the mean of all channels as grey if there are not 1 or 3 of them.
+    """
+    if pixels.dtype != torch.uint8:
+        pixels = to_unit_range(pixels).mul_(255).round_().byte()
+    if len(pixels) not in (1, 3):
+        pixels = pixels.float().mean(0, keepdim=True).round_().byte()
     grid = pixels.permute(1, 2, 0).numpy()
     image = Image.fromarray(grid[:, :, 0] if grid.shape[2] == 1 else grid)
     image.thumbnail((side, side))

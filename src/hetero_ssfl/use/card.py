@@ -38,7 +38,8 @@ def model_card(model: ModelFolder, encoder: str | None, files: Mapping[str, str]
     scaled = " with values from 0 to 1" if "mean" in card["input"] else ""
     takes, given = f"inputs of shape ({shape})", f"Inputs are float32 of shape (n, {shape}){scaled}."
     if model.takes_images:
-        takes = f"{'grey' if model.shape[0] == 1 else 'colour'} images of {side} x {side} pixels"
+        kind = {1: "grey images", 3: "colour images"}.get(model.shape[0], f"images of {model.shape[0]} channels,")
+        takes = f"{kind} of {side} x {side} pixels"
         given = (
             f"Images are resized so that the shorter side fits, cropped to the middle {side} x {side} pixels, and "
             f"given as float32 of shape (n, {shape}){scaled}."

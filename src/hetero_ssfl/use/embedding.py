@@ -13,7 +13,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from ..config import DataConfig
-from ..data import Data, read_given
+from ..data import Data, float_images_remedy, is_pixels, read_given
 from ..data.streams import Placed, each_image
 from ..errors import ConfigError, DataError
 from ..evaluation import extract_features
@@ -43,9 +43,10 @@ def check_output(path: Path) -> None:
 
 def open_images(model: ModelFolder, source: str, on_bad_image: OnBad = "error") -> tuple[int, Iterator[Placed]]:
     """Return the number of images in a source, and an iterator over them in the model's input shape."""
-    if not model.takes_images:
+    if not model.takes_files:
         raise ConfigError(
-            f"{model.client}'s encoder takes inputs of shape {model.shape}, not square images. Use it from Python."
+            f"{model.client}'s encoder takes inputs of shape {model.shape}, not square images of 1 or 3 channels, "
+            "which files hold. Use it from Python, with arrays."
         )
     takes = {"channels": model.shape[0], "side": model.shape[-1]}
     return each_image(DataConfig.model_validate({"source": source, "on_bad_image": on_bad_image, **takes}))
@@ -70,19 +71,31 @@ def embed(encoders: Sequence[nn.Module], images: Iterable[Placed], count: int, c
 
 def embed_data(encoders: Mapping[str, nn.Module], data: Data, rad: Tensor, config: DataConfig) -> dict[str, Tensor]:
     """Return the features of data of any kind, which are brought to the shape of the run's RAD, with each encoder."""
-    images = {"channels": rad.shape[1], "side": rad.shape[-1]} if rad.dtype == torch.uint8 and rad.ndim == 4 else {}
+    images = {"channels": rad.shape[1], "side": rad.shape[-1]} if is_pixels(rad.dtype) else {}
     config = config.model_copy(update={"image_column": None, "label_column": None, **images})
     if isinstance(data, (str, Path)):
+        if rad.shape[1] not in (1, 3):
+            raise DataError(
+                f"'{data}' holds images of 1 or 3 channels, but the run's have {rad.shape[1]}. Pass an array instead."
+            )
         total, pictures = each_image(config.model_copy(update={"source": str(data)}))
         found = embed(list(encoders.values()), pictures, total, Console(stderr=True))
         return dict(zip(encoders, found.features, strict=True))
     samples = read_given(data, None, config, "the new data").pixels
+    check_alike(samples, rad)
+    return {name: extract_features(encoder, samples) for name, encoder in encoders.items()}
+
+
+def check_alike(samples: Tensor, rad: Tensor) -> None:
+    """Raise DataError unless new data are of the kind and shape of the run's own. Images may have 8 or 16 bits."""
     if samples.shape[1:] != rad.shape[1:]:
         raise DataError(
             f"the new data have samples of shape {tuple(samples.shape[1:])}, expected {tuple(rad.shape[1:])} as in the "
             "run. Convert them."
         )
-    return {name: extract_features(encoder, samples) for name, encoder in encoders.items()}
+    if is_pixels(samples.dtype) != is_pixels(rad.dtype):
+        remedy = float_images_remedy(samples) or "Convert them."
+        raise DataError(f"the new data are {samples.dtype}, but the run's are {rad.dtype}. {remedy}")
 
 
 def _batches(images: Iterable[Placed]) -> Iterator[list[Placed]]:

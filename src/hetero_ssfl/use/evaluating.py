@@ -6,18 +6,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..config import Config
-from ..data import Data, Images, agree_on_classes, read_with_test, without_trained
+from ..data import Data, Images, agree_on_classes, is_pixels, read_with_test, without_trained
 from ..errors import DataError
 from ..evaluation import Labeled, extract_features, few_labels, probe
 from ..federation import encoders_of
 from ..federation.sites import open_site
 from ..runs import RunFolder
+from .embedding import check_alike
 
 
 def read_new_data(data: Data, labels: Any, test: Data, config: Config, rad: Tensor) -> tuple[Images, Images]:
     """Read labeled data in the shape of the run's own, split into a part to fit probes on and a part to test on."""
     wanted: dict[str, Any] = {"image_column": None, "label_column": None, "limit": None}
-    if rad.ndim == 4:
+    if is_pixels(rad.dtype):
         wanted |= {"channels": rad.shape[1], "side": rad.shape[-1]}
     train, held_out = read_with_test(data, labels, test, config.data.model_copy(update=wanted), "the new data")
     if train.labels is None or not len(held_out):
@@ -25,11 +26,7 @@ def read_new_data(data: Data, labels: Any, test: Data, config: Config, rad: Tens
             "the new data have no labels, but testing needs labels. Use one folder per class, or pass labels; "
             "embed gives the features of data without labels."
         )
-    if tuple(train.pixels.shape[1:]) != tuple(rad.shape[1:]):
-        raise DataError(
-            f"the new data have samples of shape {tuple(train.pixels.shape[1:])}, expected {tuple(rad.shape[1:])} as "
-            "in the run. Convert them."
-        )
+    check_alike(train.pixels, rad)
     train, held_out = agree_on_classes([train, held_out])
     part = "test samples of the new data"
     return train, without_trained({part: held_out}, {"their training samples": train.pixels})[part]

@@ -52,8 +52,13 @@ class ModelFolder:
 
     @property
     def takes_images(self) -> bool:
-        """Whether the input is square images, to which any image can be converted."""
+        """Whether the input is square images."""
         return "channels" in self.card["input"] and len(self.shape) == 3 and self.shape[1] == self.shape[2]
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether the input is square images of 1 or 3 channels, to which any image file can be converted."""
+        return self.takes_images and self.shape[0] in (1, 3)
 
     @property
     def normalisation(self) -> tuple[float, float]:

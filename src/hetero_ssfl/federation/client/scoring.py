@@ -1,9 +1,7 @@
 """Probe a participant's trained encoder, and export it as a model to the participant's own disk."""
 
-import torch
-
 from ... import __version__
-from ...data import MEAN, STD, digest
+from ...data import MEAN, STD, digest, is_pixels
 from ...evaluation import (
     Labeled,
     accuracy,
@@ -61,7 +59,7 @@ def export_model(participant: Participant, client: TrainingClient) -> None:
     encoder, config = client.learner.encoder, participant.config
     channels, side = participant.shape
     wants: dict[str, object] = {"shape": list(participant.rad.shape[1:])}
-    if participant.rad.dtype == torch.uint8:
+    if is_pixels(participant.rad.dtype):
         wants |= {"channels": channels, "side": side, "mean": MEAN, "std": STD}
     card = {
         "client": participant.name,

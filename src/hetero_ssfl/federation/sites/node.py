@@ -68,7 +68,8 @@ def read_node(path: Path) -> NodeSettings:
     try:
         values = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cannot read node settings '{path}': {error}. Check the path and the file.") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read node settings '{path}': {reason}. Check the path and the file.") from None
     values.setdefault("data", {}).setdefault("validation", 0)
     node = validate(values, NodeSettings)
     source = path.parent / node.data.source

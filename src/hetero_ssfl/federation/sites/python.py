@@ -15,17 +15,16 @@ from flwr.app import Message
 from torch import Tensor, nn
 
 from ...config import Config
-from ...data import Images, digest, joined, random_view
+from ...data import Images, are_dark, digest, float_images_remedy, is_pixels, joined, largest_value
 from ...errors import ConfigError, DataError, RunError
 from ...methods import method_class
 from ...models import build_learner, output_width
-from ...objectives import gram
 from ...plugins import GIVEN, find, is_at_hand, is_missing
 from ...runs import RunFolder, SiteKind, load_tensors, resume_command
 from ..records import Header
 from .participant import Participant, blank
 from .reading import PreparedClient, given_again, read_clients
-from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of
+from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of, try_own_functions
 
 log = logging.getLogger(__name__)
 
@@ -59,16 +58,16 @@ class PythonSite:
         """Check the user's data, encoders, views and kernel by trying each of them once."""
         check_device(config.engine.device)
         _check_shapes(config, self)
+        _warn_of_dark_images(self)
         if method_class(config.method).needs_labels and any(c.train.labels is None for c in self.clients):
             raise ConfigError(
                 f"method '{config.method}' needs labels, but not every client has them. Choose another method."
             )
         example = blank(self.rad.shape[1:], self.rad.dtype)
-        view = random_view(self.rad[:2], config.views, torch.Generator().manual_seed(0))
+        view = try_own_functions(config, self.rad)
         for client in self.clients:
             learner = build_learner(client.model, config.ssl, example.shape[1], example.shape[-1], 0, example=example)
             output_width(learner.encoder, client.model.encoder, view)
-        gram(torch.eye(4, 3), config.alignment)
         facts: dict[str, object] = {
             "classes": self.clients[0].train.classes,
             "skipped_images": sum(c.train.skipped + c.test.skipped for c in self.clients),
@@ -250,16 +249,36 @@ def _check_shapes(config: Config, site: PythonSite) -> None:
     for who, data in parts:
         if tuple(data.shape[1:]) != wanted or data.dtype != dtype:
             remedy = "Every client must be able to read the RAD: convert all data to one shape and type"
-            if dtype == data.dtype == torch.uint8:
+            if dtype == data.dtype and is_pixels(dtype):
                 alike = {"data.side": max(wanted[1:]), "data.channels": wanted[0]}
                 remedy = f"Pass settings={alike} to convert all images to one shape"
             raise DataError(
                 f"{who} has samples of type {data.dtype} and shape {tuple(data.shape[1:])}, "
                 f"but those of the RAD have {dtype} and {wanted}. {remedy}."
             )
-    if config.views.function is None and (dtype != torch.uint8 or wanted[1] != wanted[2]):
-        what = "not square" if dtype == torch.uint8 else f"{dtype}, not uint8 images"
+    if config.views.function is not None:
+        return
+    if not is_pixels(dtype):
+        remedy = float_images_remedy(site.rad)
         raise ConfigError(
-            f"the data, of shape {wanted}, are {what}, but the built-in views support only square images. "
+            f"the data, of shape {wanted}, are {dtype}, but the built-in views support only uint8 and uint16 images. "
+            f"{remedy}{' ' * bool(remedy)}For data that are not images, pass your own views with views=, a function "
+            "(batch, generator) -> batch."
+        )
+    if wanted[1] != wanted[2]:
+        raise ConfigError(
+            f"the data, of shape {wanted}, are not square, but the built-in views support only square images. "
             "Pass your own with views=, a function (batch, generator) -> batch; or set data.side for images."
+        )
+
+
+def _warn_of_dark_images(site: PythonSite) -> None:
+    parts = {c.name: c.train.pixels for c in site.clients} | {"the RAD": site.rad}
+    dark = {name: largest_value(pixels) for name, pixels in parts.items() if are_dark(pixels)}
+    if dark:
+        log.warning(
+            "the 16-bit images of %s have values up to %d of 65535, so the networks see them almost black. "
+            "Rescale them first: scans of 12 bits times 16, for instance.",
+            " and ".join(dark),
+            max(dark.values()),
         )

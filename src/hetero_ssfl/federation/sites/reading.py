@@ -113,9 +113,11 @@ def _split(client: GivenData, give_away: int, count: int, config: Config) -> tup
         own = own.subset(order[: config.data.limit].sort().values)
     apart = config.data.validation // count if own.labels is not None else 0
     if len(own) - give_away - apart < 2:
+        most = max(0, len(own) - 2 - apart) * count
+        remedy = f"lower rad to at most {most}" if most >= 4 else "lower rad or data.validation"
         raise ConfigError(
             f"{client.name} has {len(own)} training samples; {give_away} for the RAD and {apart} for validation leave "
-            "fewer than 2. Add samples, or lower rad or data.validation."
+            f"fewer than 2. Add samples, or {remedy if give_away else 'lower data.validation'}."
         )
     order = torch.randperm(len(own), generator=rng_for(config.seed, "split", client.name))
     validation, given, rest = (rows.sort().values for rows in order.tensor_split([apart, apart + give_away]))

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from ...config import Config
 from ...data import Images, load_images, load_rad, split_training_images, take_snapshot, what_changed
+from ...data.sources import locate
 from ...errors import ConfigError, DataError
 from ...methods import method_class
 from ...models import build_learner
 from ...runs import SOURCES, RunFolder, SiteKind, client_name, load_tensors
 from ..records import Header
 from .participant import Participant
-from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of
+from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of, try_own_functions
 
 
 class SimulatedSite:
@@ -42,6 +43,7 @@ class SimulatedSite:
             )
         for model in {config.model_of(k) for k in range(config.clients.count)}:
             build_learner(model, config.ssl, *train.pixels.shape[1:3], config.seed)
+        try_own_functions(config, rad)
         rows = {client_name(k): own for k, own in enumerate(split.clients)}
         facts: dict[str, object] = {
             "classes": train.classes,
@@ -58,6 +60,7 @@ class SimulatedSite:
 
     def difference(self, folder: RunFolder) -> str | None:
         """Return None: the config determines the participants. Raise DataError if their images have changed."""
+        _check_present(folder)
         changed = data_changes(folder)
         if changed:
             raise _changed(folder, changed)
@@ -107,6 +110,7 @@ class SimulatedSite:
 
     def _images(self, split: Literal["train", "test"]) -> Images:
         """Load a split. The run knows its images by row number, so they must be those that it began with."""
+        _check_present(self.folder)
         images = load_images(self.folder.config.data, split)
         recorded = self.folder.read_json("facts.json").get("checksums", {}).get(split)  # older runs have none
         if recorded and images.checksum and images.checksum != recorded:
@@ -153,6 +157,20 @@ def data_changes(folder: RunFolder) -> str | None:
     if not (folder.path / SOURCES).exists():  # the data have no files, or the run is older than this record
         return None
     return what_changed(folder.config.data.source, folder.read_json(SOURCES)["data"])
+
+
+def _check_present(folder: RunFolder) -> None:
+    """Raise DataError if the data of a run were files, and these are not there any more."""
+    source = folder.config.data.source
+    try:
+        present = not (folder.path / SOURCES).exists() or isinstance(locate(source), Path)
+    except DataError:
+        present = False
+    if not present:
+        raise DataError(
+            f"the images of the run in '{folder.path}' are not at '{source}' any more. Move them back, or call this "
+            f"from the folder where the run began; hetero-ssfl evaluate {folder.path} --images SOURCE tests on others."
+        )
 
 
 def _changed(folder: RunFolder, how: str) -> DataError:

@@ -11,8 +11,10 @@ from flwr.app import Message
 from torch import Tensor
 
 from ...config import Config
-from ...data import Snapshot, digest
-from ...errors import ConfigError, ProtocolError
+from ...data import Snapshot, digest, random_view
+from ...errors import ConfigError, HeteroSSFLError, ProtocolError
+from ...objectives import gram
+from ...plugins import place
 from ...runs import SOURCES, RunFolder, SiteKind, save_tensors
 from ..records import Header
 from .participant import Participant
@@ -108,6 +110,20 @@ def load_rad_of(folder: RunFolder) -> Tensor:
     if digest(pixels) != wanted:
         raise ProtocolError(f"the RAD in '{folder.path}' does not match its digest {wanted[:12]}. Start the run again.")
     return pixels
+
+
+def try_own_functions(config: Config, rad: Tensor) -> Tensor:
+    """Call the views and the kernel once, which may be the user's own. Return two views of RAD samples."""
+    trying = f"alignment.kernel = '{config.alignment.kernel}'"
+    try:
+        gram(torch.eye(4, 3), config.alignment)
+        trying = f"views.function = '{config.views.function}'"
+        return random_view(rad[:2], config.views, torch.Generator().manual_seed(0))
+    except HeteroSSFLError:
+        raise
+    except Exception as error:  # of the user's own function
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{trying} failed: {type(error).__name__}: {reason}{place(error)}. Fix it.") from error
 
 
 def check_device(name: str) -> None:
