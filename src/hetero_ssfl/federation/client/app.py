@@ -206,8 +206,9 @@ def client_app(process: ClientProcess) -> ClientApp:
         summing = asked.summing(context) if participant.config.privacy.secure else None
         if summing:
             summing.check(message.content)
-        Budget(participant).check()
         with participant.states.lock():
+            budget = Budget(participant)
+            budget.check()
             client = process.clients.get(participant, down.round - 1, asked.starts_after)
             client.progress = partial(
                 process.report, client.name
@@ -221,6 +222,7 @@ def client_app(process: ClientProcess) -> ClientApp:
                 raise
             if down.round > 0:
                 participant.states.save(down.round, client.learner.state_dict())
+            budget.spend()
         log.info("round %d done: %s", down.round, dict(update.metrics))
         if hides_figures(participant.config):
             keep_figures(participant, down.round, update.metrics)
@@ -228,7 +230,6 @@ def client_app(process: ClientProcess) -> ClientApp:
             masked = summing.masked(message.content, method, update)
             return Message(pack_vector(asdict(asked.header), masked), reply_to=message)
         if participant.config.privacy.epsilon is not None:
-            Budget(participant).spend()
             update = method.with_noise(update)
         return Message(pack_update(asked.header, update), reply_to=message)
 

@@ -42,7 +42,7 @@ class Budget:
             )
 
     def spend(self) -> None:
-        """Count one contribution. Call this before it is sent."""
+        """Count one contribution, before it is sent. Whoever calls this holds the participant's lock since `check`."""
         if self.cost:
             self.squared_mu, self.releases = self.squared_mu + self.cost, self.releases + 1
             write_json(self.path, {"squared_mu": self.squared_mu, "releases": self.releases})

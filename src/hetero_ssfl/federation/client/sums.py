@@ -21,7 +21,6 @@ from ...secure import ClientState, Rules, Session, Vector, advertise, check_send
 from ..records import texts_of
 from ..sites.participant import Participant
 from ..sum_records import named_of, roster_of, with_named, with_roster
-from .budget import Budget
 
 KEPT = "secure-sum"
 MOST_SEEN = 10_000  # fingerprints of keys
@@ -67,7 +66,6 @@ class Summing:
         vector = method.summand(update, len(before.participants))
         state, masked = mask(before, self.session, senders, self.rules, vector)
         self.keep(state)
-        Budget(self.participant).spend()
         return masked
 
     def unmask(self, asked: RecordDict, reply: RecordDict) -> RecordDict:
