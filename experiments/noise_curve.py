@@ -16,6 +16,7 @@ from hetero_ssfl.consensus import SINGLE, combine_sketches, sketch, sketching_ma
 from hetero_ssfl.noise import noise_multiplier
 from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.runs import load_tensors
+from hetero_ssfl.secure import Rules
 from hetero_ssfl.seeding import rng_for
 
 COUNTS = (5, 100, 1000, 3000, 10_000, 30_000, 100_000)
@@ -27,9 +28,14 @@ def agreement(factor: torch.Tensor, columns: int, deviation: float, repeats: int
     exact, found = sketch(factor, omega), []
     for repeat in range(repeats):
         noise = torch.randn(exact.shape, dtype=exact.dtype, generator=rng_for(0, "noise", repeat))
-        noisy = combine_sketches(exact + deviation * noise, 1.0, omega, SINGLE).factor
+        noisy = combine_sketches(exact + deviation * noise, 1.0, omega, SINGLE, deviation).factor
         found.append(float(factor_cka(noisy.double(), factor)))
     return sum(found) / repeats
+
+
+def per_sum(clients: int) -> float:
+    """Return how much more noise a sum has than it needs, if all of its clients survive."""
+    return float((clients / Rules().survivors_needed(clients)) ** 0.5)
 
 
 def main() -> None:
@@ -45,7 +51,7 @@ def main() -> None:
     for epsilon in options.epsilon:
         z = noise_multiplier(epsilon, 1e-5, options.rounds + 1)
         for columns in options.columns:
-            row = [agreement(factor, columns, z * len(factor) / count) for count in COUNTS]
+            row = [agreement(factor, columns, z * len(factor) * per_sum(count) / count) for count in COUNTS]
             print(f"| {epsilon:g} | {columns} | {z:.2f} |" + "".join(f" {value:.3f} |" for value in row))
 
 

@@ -50,11 +50,6 @@ SETTINGS = (
 FIGURES = ("probe", "consensus", "mutual")
 
 
-def noise_in_mean(method: HeteroSSFL, clients: int) -> float:
-    """Return the deviation of the noise in the mean sketch of a secure sum of this many clients."""
-    return method.summands.part(clients) / clients**0.5
-
-
 def run(config: Config, folder: Path, deviation: float) -> dict[str, float]:
     """Train all clients for all rounds, with this much noise in each mean sketch, and return the figures of the end."""
     site = SimulatedSite(RunFolder(folder))
@@ -70,9 +65,10 @@ def run(config: Config, folder: Path, deviation: float) -> dict[str, float]:
         rng = rng_for(config.seed, "noise", state.round + 1)
         noise = torch.randn(exact.sketch.shape, dtype=torch.float64, generator=rng)
         noisy = replace(exact, sketch=exact.sketch + deviation * noise)
-        means = [method.kernels.mixed(state, sums, 0.0) for sums in (exact, noisy)]
-        agreement = float(factor_cka(*(mean.factor.double() for mean in means)))
-        state = replace(state, round=state.round + 1, shared=means[1].to_tensors())
+        without = method.kernels.mixed(state, exact, 0.0).factor.double()
+        found = method.kernels.mixed(state, noisy, 0.0, deviation)
+        agreement = float(factor_cka(found.factor.double(), without))
+        state = replace(state, round=state.round + 1, shared=found.to_tensors())
     scores = [evaluate(participants[name], clients[name].learner, "test")["linear_all"] for name in names]
     return {"probe": mean(scores), "consensus": agreement, "mutual": mutual(list(clients.values()))}
 
@@ -91,9 +87,9 @@ def variants(epsilon: float) -> dict[str, list[str]]:
 
 def simulate(seed: int, name: str, settings: Sequence[str]) -> dict[str, float]:
     config = load_config("demo", [*SETTINGS, f"seed={seed}", *settings])
-    method = HeteroSSFL(config)
-    with TemporaryDirectory() as scratch:
-        return run(config, Path(scratch) / "run", noise_in_mean(method, int(name)) if name.isdigit() else 0.0)
+    clients = int(name) if name.isdigit() else 1
+    with TemporaryDirectory() as scratch:  # without privacy.epsilon there is no noise
+        return run(config, Path(scratch) / "run", HeteroSSFL(config).summands.noise_in_mean(clients, clients))
 
 
 def print_table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> None:

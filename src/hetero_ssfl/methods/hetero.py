@@ -113,7 +113,8 @@ class HeteroSSFL(Method):
         self, state: ServerState, total: Vector, participants: int, summands: int
     ) -> tuple[ServerState, dict[str, float]]:
         means = self.summands.decode(total, participants, summands)
-        mixed = self.kernels.mixed(state, Sums().plus(1.0, means.sketch, means.trace), self.config.privacy.keep)
+        new, noise = Sums().plus(1.0, means.sketch, means.trace), self.summands.noise_in_mean(participants, summands)
+        mixed = self.kernels.mixed(state, new, self.config.privacy.keep, noise)
         return replace(state, round=state.round + 1, shared=mixed.to_tensors()), dict(means.figures)
 
     def metrics(self, state: ServerState) -> dict[str, float]:
@@ -132,8 +133,8 @@ class HeteroSSFL(Method):
         if noise is None:
             return None
         per_round = self.config.clients.selected_per_round(clients)
-        summed = self.summands.part(per_round) / per_round**0.5  # deviation of the noise in the mean
-        alone = noise.deviation / clients**0.5  # the last contribution of every client counts
+        summed = self.summands.noise_in_mean(per_round, per_round)
+        alone = noise.deviation / clients**0.5  # in the mean of the last contributions of all clients
         ratio = (summed if privacy.secure else alone) * entries**0.5 / noise.clip
         learns = "it will not learn from the consensus" if ratio > 1 else "it may learn"
         who = f"with {per_round} clients per round" if privacy.secure else f"with {clients} clients and no secure sums"

@@ -143,16 +143,20 @@ class Kernels:
         else:
             sums = self._sums(before, after, [name for name in after.roster if name in changed])
             precision = SINGLE if self.alignment.form == "factor" else torch.finfo(self.wire).eps
-            mean = sums.consensus(self.omega(), precision, self.alignment.rank)
+            noise = self.noise.deviation / len(after.clients) ** 0.5 if self.noise else 0.0  # weights are equal
+            mean = sums.consensus(self.omega(), precision, self.alignment.rank, noise)
         return KernelState(mean.factor.to(self.wire), mean.lost, sums, norms)
 
-    def mixed(self, before: ServerState, new: Sums, keep: float) -> KernelState:
-        """Return the mean kernel of a secure sum, mixed with the fraction `keep` of the last one."""
+    def mixed(self, before: ServerState, new: Sums, keep: float, noise: float = 0.0) -> KernelState:
+        """Return the mean kernel of a secure sum, mixed with the fraction `keep` of the last one.
+
+        `noise` is the deviation of the noise in each entry of the new mean. The mix does not have more.
+        """
         kept = KernelState.from_tensors(before.shared)
         if kept is not None and kept.sums is not None:
             old = kept.sums
             new = Sums().plus(keep, old.sketch, old.trace).plus(1 - keep, new.sketch, new.trace)
-        mean = new.consensus(self.omega(), SINGLE, self.alignment.rank)
+        mean = new.consensus(self.omega(), SINGLE, self.alignment.rank, noise)
         return KernelState(mean.factor.to(self.wire), mean.lost, new if keep else None)
 
     def _all_factors(self, state: ServerState) -> dict[ClientId, Tensor] | None:

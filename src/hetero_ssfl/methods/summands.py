@@ -83,20 +83,24 @@ class Summands:
 
     def _noisy(self, entries: NDArray[np.float64], participants: int, noise: Noise) -> Vector:
         """Return the clipped sketch with this client's part of the noise. All else in the vector is constant."""
-        entries = noise.clipped(entries) + gaussian(entries.size, self.part(participants))
+        entries = noise.clipped(entries) + gaussian(entries.size, self._part(participants))
         limits, known = self._limits(), [1.0, 1.0, 1.0]
         values = known + [0.0] * (len(limits) - len(known))
         figures = [encode(np.array([v]), 64, participants, most) for v, most in zip(values, limits, strict=True)]
         return Vector(np.concatenate(figures), encode(entries, 32, participants, self._range(participants)))
 
-    def part(self, participants: int) -> float:
+    def _part(self, participants: int) -> float:
         """Return the deviation of one client's noise: as many as must survive give all of it together."""
         assert self.noise is not None
         return self.noise.deviation / Rules(self.threshold).survivors_needed(participants) ** 0.5
 
+    def noise_in_mean(self, participants: int, summands: int) -> float:
+        """Return the deviation of the noise in each entry of the mean of `summands` sketches; 0 without noise."""
+        return self._part(participants) / summands**0.5 if self.noise else 0.0
+
     def _range(self, participants: int) -> float:
         """Return the largest size of an entry of the vector."""
-        room = TAIL * self.part(participants) if self.noise else 0.0
+        room = TAIL * self._part(participants) if self.noise else 0.0
         return self.largest_weight * (self.largest_entry + room)
 
     def decode(self, total: Vector, participants: int, summands: int) -> Means:
@@ -109,7 +113,7 @@ class Summands:
             raise ProtocolError(f"the weights of {summands} clients sum to {weight:g}, expected {expected:g}.")
         body = decode(total.body, participants, self._range(participants))
         mean = torch.from_numpy(body / weight).reshape(self.rows, self.columns)
-        self._check(mean, trace / weight, self.part(participants) / summands**0.5 if self.noise else 0.0)
+        self._check(mean, trace / weight, self.noise_in_mean(participants, summands))
         return Means(mean, trace / weight, self._means(values, counts))
 
     def _check(self, mean: Tensor, trace: float, deviation: float) -> None:
