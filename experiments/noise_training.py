@@ -38,7 +38,7 @@ from hetero_ssfl.runs import RunFolder, write_json
 from hetero_ssfl.seeding import rng_for
 from hetero_ssfl.training import TrainingClient, rad_representations
 
-COUNTS = (5, 100, 1000, 3000, 10_000, 30_000, 100_000)
+COUNTS = (5, 20, 100, 300, 1000, 3000, 10_000, 100_000)
 SETTINGS = (
     "clients.models=['resnet8(width=8)', 'resnet10(width=6)', 'mobilenet(width=8)', 'resnet8(width=6)', "
     "'vit(width=32, depth=2, heads=2)']",

@@ -136,7 +136,9 @@ class HeteroSSFL(Method):
         summed = self.summands.noise_in_mean(per_round, per_round)
         alone = noise.deviation / clients**0.5  # in the mean of the last contributions of all clients
         ratio = (summed if privacy.secure else alone) * entries**0.5 / noise.clip
-        learns = "it will not learn from the consensus" if ratio > 1 else "it may learn"
+        edge = ratio * (2 / self.config.rad.size) ** 0.5  # the largest eigenvalue of noise alone (consensus.py)
+        learns = "it can learn from the consensus" if edge < 0.1 else "it learns only what is strongest in the kernels"
+        learns = learns if edge < 1 else "it will not learn from the consensus"
         who = f"with {per_round} clients per round" if privacy.secure else f"with {clients} clients and no secure sums"
         worse = "" if privacy.secure else f" ({alone / summed:.2g} times as large as with privacy.secure)"
         probes = " Accuracies of probes are sent without noise (evaluation.probes)." if self._evaluates() else ""
