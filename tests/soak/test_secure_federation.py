@@ -77,7 +77,7 @@ class Killer(threading.Thread):
 
 PHASES = {
     "before it has sent its vector": (r"Receiving: train message", {"node-2"}),
-    "after it has sent its vector": (r"Sending: train message[^\n]*\n[^\n]*Sent successfully", set()),
+    "after it has sent its vector": (r"Sending: train message.*?Sent successfully", set()),
     "while it unmasks": (r"Receiving: query\.unmask message", set()),
 }
 
