@@ -127,6 +127,7 @@ def test_rounds_say_what_was_spent() -> None:
         state = method.aggregate(state, {name: update(config) for name in state.roster})
         spent.append(method.metrics(state)["epsilon"])
     assert spent == sorted(spent)
+    assert state.shared["factor"].shape[1] <= 4, "noise alone has no directions to learn from"
     assert spent[-1] == pytest.approx(8.0, rel=1e-6)
 
 
@@ -166,6 +167,7 @@ def test_the_server_accepts_noise_and_no_more() -> None:
         method.check(state, "a", replace(sent, arrays={**sent.arrays, "sketch": 3 * sent.arrays["sketch"]}))
     after = method.aggregate(state, {name: method.with_noise(update(config)) for name in state.roster})
     assert method.metrics(after)["epsilon"] == pytest.approx(epsilon_of(noise_multiplier(8.0, 1e-5, 5) ** -2, 1e-5))
+    assert after.shared["factor"].shape[1] <= 4, "of noise alone, half of 20 directions are positive"
 
 
 # --- what to expect ---
