@@ -132,7 +132,7 @@ def draw(results: Mapping[str, Sequence[Mapping[str, float]]], epsilon: float, p
     left.set(xscale="log", xlabel="clients (secure sums)", ylabel="linear probe (%)")
     right.set(xscale="log", xlabel="clients (secure sums)", ylabel="CKA", ylim=(0, 1.05))
     for axes in (left, right):
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="center right", bbox_to_anchor=(1.0, 0.48))
         axes.spines[["top", "right"]].set_visible(False)
     plots.save(figure, path)
 
