@@ -149,6 +149,20 @@ def recovered(k: torch.Tensor, rank: int, seed: int = 0, wire: torch.dtype = tor
     return combine_sketches((k @ omega).to(wire), float(k.trace()), omega, torch.finfo(wire).eps)
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_directions_that_noise_alone_explains_are_dropped(columns: int) -> None:
+    """Pure noise leaves one or two directions. With a kernel of rank 5, its own are found, and hardly any others."""
+    omega, noise = sketching_matrix(80, columns, 0), 0.5
+    drawn = noise * torch.randn(80, columns, generator=rng_for(0, "noise"), dtype=torch.float64)
+    assert combine_sketches(drawn, 1.0, omega, SINGLE, noise).factor.shape[1] <= 2
+    assert combine_sketches(drawn, 1.0, omega, SINGLE).factor.shape[1] > columns / 3
+    a = torch.linalg.qr(features(80, 5, 1)).Q
+    y = sketch(a, omega) + drawn
+    cleaned, raw = (combine_sketches(y, 1.0, omega, SINGLE, level).factor.double() for level in (noise, 0.0))
+    assert 5 <= cleaned.shape[1] <= 6
+    assert factor_cka(cleaned, a) > factor_cka(raw, a) + 0.05
+
+
 def summed(sketches: list[torch.Tensor], weights: list[float], factors: list[torch.Tensor]) -> Sums:
     sums = Sums()
     for y, w, a in zip(sketches, weights, factors, strict=True):

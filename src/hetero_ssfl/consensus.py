@@ -121,23 +121,26 @@ class Sums:
         total = torch.add(self.sketch.expand_as(sketch), sketch, alpha=weight)  # one pass, for any wire type
         return Sums(total, self.trace + weight * trace, self.weight + weight)
 
-    def consensus(self, omega: Tensor, precision: float, rank: int) -> Consensus:
+    def consensus(self, omega: Tensor, precision: float, rank: int, noise: float = 0.0) -> Consensus:
         """Return the weighted mean kernel, truncated to `rank` columns."""
-        found = combine_sketches(self.sketch / self.weight, self.trace / self.weight, omega, precision)
+        found = combine_sketches(self.sketch / self.weight, self.trace / self.weight, omega, precision, noise)
         cut = truncate(found.factor, rank)
         return Consensus(cut.factor.float(), 1 - (1 - found.lost) * (1 - cut.lost))
 
 
-def combine_sketches(mean: Tensor, trace: float, omega: Tensor, precision: float) -> Consensus:
+def combine_sketches(mean: Tensor, trace: float, omega: Tensor, precision: float, noise: float = 0.0) -> Consensus:
     """Nystroem: K ~= Y (Omega^T Y)^+ Y^T from Y = K Omega, never above K, and K itself if rank K <= columns of Omega.
 
-    `trace` is tr K, from which `lost` is computed; `precision` is the relative error of the sketches in Y.
+    `trace` is tr K, from which `lost` is computed; `precision` is the relative error of the sketches in Y, and `noise`
+    the standard deviation of normal noise in its entries.
     """
     y = mean.double()
     core = omega.T @ y
     values, vectors = torch.linalg.eigh((core + core.T) / 2)
-    # Smaller eigenvalues are rounding errors of either sign, and their inverses would dominate the result.
-    real = values > precision * values.abs().max()
+    # Smaller eigenvalues are errors of either sign, and their inverses would dominate the result. The columns of Omega
+    # have norm L, so noise alone gives the core eigenvalues up to this size (Wigner's semicircle).
+    of_noise = noise * len(y) * (2 * len(core)) ** 0.5
+    real = values > max(of_noise, precision * float(values.abs().max()))
     columns = max(1, int(real.sum()))  # eigenvalues are ascending; a zero kernel keeps one column of zeros
     inverse_root = values.where(real, torch.inf).rsqrt()
     factor = y @ (vectors * inverse_root)[:, -columns:]

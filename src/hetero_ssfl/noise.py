@@ -11,6 +11,7 @@ selected.
 
 import math
 import secrets
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 
 LARGEST_MU = 1e3
 STEPS = 70  # of a bisection: more than the digits of a float
+TAIL = 9.0  # deviations: the probability of more is 2e-19
+FLOAT32_BITS = 23
 
 
 def delta_of(mu: float, epsilon: float) -> float:
@@ -65,3 +68,26 @@ def gaussian(size: int, deviation: float) -> NDArray[np.float64]:
     first, second = ((bits.astype(np.float64) + 0.5) * 2.0**-53).reshape(2, half)
     radius = deviation * np.sqrt(-2 * np.log(first))
     return np.concatenate([radius * np.cos(2 * np.pi * second), radius * np.sin(2 * np.pi * second)])[:size]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What makes the release of a vector private: a bound on its norm, and noise."""
+
+    clip: float
+    """The largest norm of one client's vector."""
+    deviation: float
+    """The standard deviation of the noise in each entry of what others see, a sum of vectors or a single one."""
+
+    def clipped(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        return vector * min(1.0, self.clip / max(float(np.linalg.norm(vector)), 1e-300))
+
+    def alone(self, vector: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Return the clipped vector with the whole noise, for a server that sees this vector.
+
+        Values are rounded to multiples of one power of two, all of which float32 can hold: the low bits of
+        floating-point noise would tell which sums are possible (Mironov 2012).
+        """
+        step = 2.0 ** (math.ceil(math.log2(self.clip + TAIL * self.deviation)) - FLOAT32_BITS)
+        noisy = self.clipped(vector) + gaussian(vector.size, self.deviation).reshape(vector.shape)
+        return (step * np.round(noisy / step)).astype(np.float32)

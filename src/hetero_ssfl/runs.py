@@ -117,6 +117,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, seal_json(content))
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    return unseal_json(path.read_bytes(), path)
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
     # Copies, because safetensors refuses tensors that share memory, such as tied weights.
     contents = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}

@@ -59,8 +59,9 @@ class Stage:
     def reset(self) -> None:
         """Forget all that nodes, grid and server remember of earlier plays."""
         for node in range(5):
-            for file in (self.rig.root / f"node-{node}").rglob("secure-sums.json"):
-                file.unlink()
+            for name in ("secure-sums.json", "privacy-*.json"):
+                for file in (self.rig.root / f"node-{node}").rglob(name):
+                    file.unlink()
         self.rig.grid.states.clear()
         self.rig.grid.tamper.clear()
         self.rig.grid.sent.clear()

@@ -1,6 +1,11 @@
-"""Secure sums on Flower's own engines: a real SuperLink with four SuperNodes, and Ray."""
+"""Secure sums on Flower's own engines: a real SuperLink with SuperNodes, also when one is killed, and Ray."""
 
 import json
+import os
+import re
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,9 @@ from helpers.whole_runs import assert_same, everything, run
 from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy.local import Rehearsal
 from hetero_ssfl.federation import start
+from hetero_ssfl.federation.client.memory import ClientCache
+from hetero_ssfl.federation.sites.node import find_rad, open_node, read_node
+from hetero_ssfl.methods import Broadcast, ServerState, method_for
 from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.runs import RunFolder
 
@@ -45,6 +53,63 @@ def test_four_supernodes_with_registered_keys_give_the_plain_consensus(tmp_path:
     assert factor_cka(factor(here), factor(there)) >= 0.9999
     accuracies = [folder.read_json("results.json")["mean"] for folder in (here, there)]
     assert accuracies[0] == pytest.approx(accuracies[1], abs=10), json.dumps(accuracies)
+
+
+class Killer(threading.Thread):
+    """Kills a SuperNode and its ClientApp once a line of its log appears for the given time.
+
+    The log names each message that arrives ("Receiving: train message"), and says when a reply has left ("Sent
+    successfully", after "Sending: train message"). The opening has the same messages as round 1.
+    """
+
+    def __init__(self, rehearsal: Rehearsal, name: str, line: str, times: int = 2) -> None:
+        super().__init__(daemon=True)
+        self.rehearsal, self.name, self.line, self.times = rehearsal, name, re.compile(line, re.DOTALL), times
+        self.killed = False
+
+    def run(self) -> None:
+        log = self.rehearsal.logs / f"{self.name}.log"
+        while not log.exists() or len(self.line.findall(log.read_text(errors="replace"))) < self.times:
+            time.sleep(0.02)
+        os.killpg(self.rehearsal.processes[self.name].pid, signal.SIGKILL)
+        self.killed = True
+
+
+PHASES = {
+    "before it has sent its vector": (r"Receiving: train message", {"node-2"}),
+    "after it has sent its vector": (r"Sending: train message.*?Sent successfully", set()),
+    "while it unmasks": (r"Receiving: query\.unmask message", set()),
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("line", "missing"), PHASES.values(), ids=PHASES)
+def test_one_of_five_supernodes_may_be_killed_in_any_phase(tmp_path: Path, line: str, missing: set[str]) -> None:
+    """The consensus of the round is the plain one of those whose vectors arrived."""
+    patience = ("engine.join_timeout=40", "engine.round_timeout=120", "evaluation.probes=[]")
+    it = deployed(tmp_path / "there", *SKETCHES, *patience, "privacy.secure=true", encoders=(FOUR[0],) * 5)
+    with Rehearsal(it) as rehearsal:
+        killer = Killer(rehearsal, "node-2", line)
+        killer.start()
+        there = to_the_end(rehearsal)
+    assert killer.killed
+    events = [event for event in lines(there) if event.get("round") == 1]
+    assert [event["replies"] for event in events if event["event"] == "round"] == [5 - len(missing)]
+    assert {event["client"] for event in events if "excluded" in event} == missing
+    config = load_config(str(it.server / "federation.toml"))
+    privacy = config.privacy.model_copy(update={"secure": False})
+    plain = method_for(config.model_copy(update={"privacy": privacy}))
+    federation, rad = there.read_json("facts.json")["federation"], there.read_json("facts.json")["rad_digest"]
+    updates = {}
+    for name in sorted({*it.nodes} - missing):
+        node = read_node(it.node(name) / "node.toml")
+        pixels = find_rad(node, rad)
+        assert pixels is not None
+        client = ClientCache().get(open_node(node, config, federation, pixels), 1)
+        assert client.round == 1
+        updates[name] = plain.local_update(client, Broadcast(0))  # as in the opening: without training
+    expected = plain.aggregate(ServerState(0, tuple(it.nodes)), updates).shared["factor"].double()
+    assert torch.allclose(factor(there) @ factor(there).T, expected @ expected.T, atol=1e-5)
 
 
 def test_ray_gives_the_same_bits_as_worker_processes(tmp_path: Path) -> None:

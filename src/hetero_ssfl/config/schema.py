@@ -362,8 +362,8 @@ class PrivacyConfig(Section):
     """Secure sums: entries of a sketch are clipped to this size before they become integers. Typical are values near
     1."""
     epsilon: PositiveFloat | None = None
-    """Secure sums: add noise, so that all rounds together are (epsilon, delta)-differentially private for each client.
-    Figures are then not sent."""
+    """Add noise, so that all rounds together are (epsilon, delta)-differentially private for each client. Figures are
+    then not sent. Without `secure` each client adds as much noise as its own sketch needs, and trusts nobody."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """The probability with which the guarantee of `epsilon` may fail; well below 1 / the number of clients."""
     clip: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -433,15 +433,27 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _noise_is_possible(self) -> "Config":
+        """Refuse settings for which a bounded sketch is not all that a client sends."""
+        epsilon, alignment, weights = self.privacy.epsilon, self.alignment, self.clients.weights
+        if epsilon is None:
+            return self
+        for found, wanted, reason in (
+            (f"alignment.form = '{alignment.form}'", alignment.form == "sketch", "noise is added to sketches"),
+            ("alignment.normalize = false", alignment.normalize, "a kernel needs a bound on its norm"),
+            (f"clients.weights = {weights!r}", weights == "uniform", "sizes would need noise, too"),
+        ):
+            if not wanted:
+                raise ValueError(
+                    f"privacy.epsilon = {epsilon:g} does not allow {found}: {reason}. Change it, or leave "
+                    "privacy.epsilon out."
+                )
+        return self
+
+    @model_validator(mode="after")
     def _secure_sums_are_possible(self) -> "Config":
         """Refuse settings that need what only a single contribution tells."""
         clients, alignment = self.clients, self.alignment
-        if self.privacy.epsilon is not None and (not self.privacy.secure or clients.weights != "uniform"):
-            raise ValueError(
-                f"privacy.epsilon = {self.privacy.epsilon:g} is not possible with privacy.secure = "
-                f"{str(self.privacy.secure).lower()} and clients.weights = {clients.weights!r}, expected true and "
-                "'uniform': the clients share the noise of a secure sum, and weights would need noise. Change them."
-            )
         if not self.privacy.secure:
             return self
         for found, wanted, reason in (

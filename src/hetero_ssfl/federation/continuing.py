@@ -32,6 +32,11 @@ def continue_with(folder: RunFolder, settings: Mapping[str, Any]) -> Config:
                 f"'{key}' cannot change within a run, expected one of {', '.join(CHANGEABLE)}. Start another run."
             )
     before = folder.config
+    if before.privacy.epsilon is not None and "rounds" in settings:
+        raise ConfigError(
+            f"'rounds' cannot change in a run with privacy.epsilon = {before.privacy.epsilon:g}: the noise of all "
+            f"rounds was chosen for {before.rounds} of them. Start another run."
+        )
     after, done = with_settings(before, settings), rounds_done(folder)
     method_for(after)
     if after == before:

@@ -56,6 +56,11 @@ def method_for(config: Config) -> Method:
             f"method '{config.method}' needs each client's reply, which privacy.secure = true hides. "
             "Use method = 'hetero-ssfl', or set privacy.secure = false."
         )
+    if config.privacy.epsilon is not None and not kind.sums_only:
+        raise ConfigError(
+            f"method '{config.method}' has no noise, which privacy.epsilon = {config.privacy.epsilon:g} asks for. "
+            "Use method = 'hetero-ssfl', or leave privacy.epsilon out."
+        )
     models = {config.model_of(k) for k in range(config.clients.count)}
     if kind.averages_weights and len(models) > 1:
         raise ConfigError(

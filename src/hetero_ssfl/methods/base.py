@@ -75,7 +75,8 @@ class Method(ABC):
     """Whether all clients need equal models."""
     needs_labels: ClassVar[bool] = False
     sums_only: ClassVar[bool] = False
-    """Whether the server needs only the sum of all replies, so that `privacy.secure` can hide each of them."""
+    """Whether the server needs only the sum of all replies, so that `privacy.secure` can hide each of them. Only then
+    is there a `with_noise`, too."""
     ssl_kind: ClassVar[str | None] = None
     """The only value of `ssl.kind` that the method supports, or None if it supports all."""
 
@@ -115,6 +116,15 @@ class Method(ABC):
         vectors of the form for `participants`. Raise ProtocolError for a sum that must not be used."""
         raise NotImplementedError(f"{self.name} does not support secure sums")
 
+    def with_noise(self, update: Update) -> Update:
+        """Client: return the reply with noise that is enough for a server that sees it, and with nothing beside it that
+        depends on the client's data."""
+        raise NotImplementedError(f"{self.name} does not support noise")
+
+    def spent(self, releases: int) -> float:
+        """Return the squared mu (`noise.py`) of this many replies; 0 without noise."""
+        return 0.0
+
     def check(self, state: ServerState, client: ClientId, update: Update) -> None:
         """Server: raise ProtocolError for a reply that must not be used."""
         check_finite(update.arrays, client)
@@ -141,7 +151,7 @@ class Method(ABC):
         return f"features have collapsed (spread {spread:.3f})" if spread < COLLAPSED else None
 
     def start_warning(self, clients: int) -> str | None:
-        """Server: return a warning before the first round with this many clients per round, or None."""
+        """Server: return a warning before the first round with this many clients, or None."""
         return None
 
     def round_warning(self, figures: Mapping[str, float]) -> str | None:

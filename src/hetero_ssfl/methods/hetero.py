@@ -8,7 +8,8 @@ A client that was not selected has not changed, so its last contribution is stil
 (After a reply that was lost or refused, the last good one is used.)
 
 With `privacy.secure` the server learns only the sum of the sketches of a round. The consensus is then the mean over the
-clients of that round, or a mix of it with the last one.
+clients of that round, or a mix of it with the last one. With `privacy.epsilon` each client adds noise to its sketch: a
+part of what the sum needs, or without `privacy.secure` as much as a single sketch needs.
 """
 
 from collections import deque
@@ -24,7 +25,7 @@ from ..consensus import Sums, effective_rank, kernel_factor
 from ..data import random_view, take, to_input
 from ..errors import ProtocolError
 from ..models import Learner
-from ..noise import epsilon_of, noise_multiplier
+from ..noise import epsilon_of
 from ..objectives import alignment_distance
 from ..secure import Layout, Vector
 from ..training import TrainingClient, rad_representations, train
@@ -94,6 +95,14 @@ class HeteroSSFL(Method):
             return state
         return replace(after, shared=self.kernels.consensus(state, after, leaving).to_tensors())
 
+    def with_noise(self, update: Update) -> Update:
+        return Update(1, self.kernels.with_noise(update.arrays))
+
+    def spent(self, releases: int) -> float:
+        """Return the squared mu of this many contributions with noise."""
+        noise = self.kernels.noise
+        return releases * (noise.clip / noise.deviation) ** 2 if noise else 0.0
+
     def layout(self) -> Layout:
         return self.summands.layout()
 
@@ -104,7 +113,8 @@ class HeteroSSFL(Method):
         self, state: ServerState, total: Vector, participants: int, summands: int
     ) -> tuple[ServerState, dict[str, float]]:
         means = self.summands.decode(total, participants, summands)
-        mixed = self.kernels.mixed(state, Sums().plus(1.0, means.sketch, means.trace), self.config.privacy.keep)
+        new, noise = Sums().plus(1.0, means.sketch, means.trace), self.summands.noise_in_mean(participants, summands)
+        mixed = self.kernels.mixed(state, new, self.config.privacy.keep, noise)
         return replace(state, round=state.round + 1, shared=mixed.to_tensors()), dict(means.figures)
 
     def metrics(self, state: ServerState) -> dict[str, float]:
@@ -115,22 +125,30 @@ class HeteroSSFL(Method):
         privacy = self.config.privacy
         if privacy.epsilon is None:
             return found
-        z = noise_multiplier(privacy.epsilon, privacy.delta, self.config.rounds + 1)
         del found["consensus_lost_share"]  # traces are not sent
-        return {**found, "epsilon": epsilon_of((state.round + 1) / z**2, privacy.delta)}
+        return {**found, "epsilon": epsilon_of(self.spent(state.round + 1), privacy.delta)}
 
     def start_warning(self, clients: int) -> str | None:
-        if self.summands.noise is None:
+        noise, privacy, entries = self.summands.noise, self.config.privacy, self.layout().body
+        if noise is None:
             return None
-        entries = self.summands.layout().body
-        ratio = (
-            self.summands.noise.deviation * entries**0.5 / (self.config.rad.size * self.config.privacy.clip * clients)
-        )
-        learns = "it will not learn from the consensus" if ratio > 1 else "it may learn"
+        per_round = self.config.clients.selected_per_round(clients)
+        summed = self.summands.noise_in_mean(per_round, per_round)
+        alone = noise.deviation / clients**0.5  # in the mean of the last contributions of all clients
+        ratio = (summed if privacy.secure else alone) * entries**0.5 / noise.clip
+        edge = ratio * (2 / self.config.rad.size) ** 0.5  # the largest eigenvalue of noise alone (consensus.py)
+        learns = "it can learn from the consensus" if edge < 0.1 else "it learns only what is strongest in the kernels"
+        learns = learns if edge < 1 else "it will not learn from the consensus"
+        who = f"with {per_round} clients per round" if privacy.secure else f"with {clients} clients and no secure sums"
+        worse = "" if privacy.secure else f" ({alone / summed:.2g} times as large as with privacy.secure)"
+        probes = " Accuracies of probes are sent without noise (evaluation.probes)." if self._evaluates() else ""
         return (
-            f"privacy.epsilon = {self.config.privacy.epsilon:g}: with {clients} clients per round the noise in the "
-            f"mean kernel is {ratio:.3g} times as large as the largest signal, so {learns}; see docs/privacy.md"
+            f"privacy.epsilon = {privacy.epsilon:g}: {who} the noise in the mean kernel is {ratio:.3g} times as large "
+            f"as the largest signal{worse}, so {learns}; see docs/privacy.md.{probes}"
         )
+
+    def _evaluates(self) -> bool:
+        return bool(self.config.evaluation.probes or self.config.evaluation.label_shares)
 
     def round_warning(self, figures: Mapping[str, float]) -> str | None:
         clipped = figures.get("clipped", 0.0)

@@ -17,6 +17,7 @@ from ..config import Config
 from ..consensus import SINGLE, SPARE, Sums, combine, mutual_cka, sketch, sketching_matrix, spectrum, truncate
 from ..errors import ProtocolError
 from .base import ClientId, ServerState
+from .summands import noise_of
 
 REQUIRED = {"factor": {"factor"}, "sketch": {"sketch", "trace"}}  # a truncated factor comes with its trace, too
 TOLERANCE = 0.05  # for a norm that is 1 except for rounding on the wire
@@ -64,7 +65,9 @@ class Kernels:
         self.rows, self.weights = config.rad.size, weight
         self.alignment, self.seed = config.alignment, config.seed
         self.wire: torch.dtype = getattr(torch, self.alignment.wire)
-        self.up = torch.float32 if config.privacy.secure else self.wire  # a secure sum has its own integers
+        self.noise = noise_of(config)
+        # A secure sum has its own integers, and noise needs the range of float32.
+        self.up = torch.float32 if config.privacy.secure or self.noise else self.wire
 
     # --- a client's contribution ---
 
@@ -76,6 +79,12 @@ class Kernels:
         cut = truncate(factor, self.alignment.rank)
         sent = {"factor": cut.factor.to(self.wire)}
         return {**sent, "trace": trace} if cut.lost else sent
+
+    def with_noise(self, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a sketch with noise that is enough by itself. The trace is constant, because it would need noise."""
+        assert self.noise is not None
+        noisy = self.noise.alone(sent["sketch"].double().numpy())
+        return {"sketch": torch.from_numpy(noisy), "trace": torch.ones(1)}
 
     def check(self, state: ServerState, client: ClientId, arrays: Mapping[str, Tensor]) -> None:
         """Raise ProtocolError for a contribution that is malformed or would outweigh the others."""
@@ -92,6 +101,8 @@ class Kernels:
         size, most = self.norm(arrays), 1 + TOLERANCE
         if not self.alignment.normalize:  # then there is no agreed scale, and only extreme norms can be refused
             most = WILD * self._usual(state, client)
+        if self.noise:  # the norm of so many normal numbers varies by a few percent
+            most += 2 * self.noise.deviation * arrays[form].numel() ** 0.5 / self.rows
         if not 0 < size <= most:
             raise ProtocolError(
                 f"{client} sent a kernel of norm {size:.3g}, expected more than 0 and at most {most:.3g}: a larger one "
@@ -132,16 +143,20 @@ class Kernels:
         else:
             sums = self._sums(before, after, [name for name in after.roster if name in changed])
             precision = SINGLE if self.alignment.form == "factor" else torch.finfo(self.wire).eps
-            mean = sums.consensus(self.omega(), precision, self.alignment.rank)
+            noise = self.noise.deviation / len(after.clients) ** 0.5 if self.noise else 0.0  # weights are equal
+            mean = sums.consensus(self.omega(), precision, self.alignment.rank, noise)
         return KernelState(mean.factor.to(self.wire), mean.lost, sums, norms)
 
-    def mixed(self, before: ServerState, new: Sums, keep: float) -> KernelState:
-        """Return the mean kernel of a secure sum, mixed with the fraction `keep` of the last one."""
+    def mixed(self, before: ServerState, new: Sums, keep: float, noise: float = 0.0) -> KernelState:
+        """Return the mean kernel of a secure sum, mixed with the fraction `keep` of the last one.
+
+        `noise` is the deviation of the noise in each entry of the new mean. The mix does not have more.
+        """
         kept = KernelState.from_tensors(before.shared)
         if kept is not None and kept.sums is not None:
             old = kept.sums
             new = Sums().plus(keep, old.sketch, old.trace).plus(1 - keep, new.sketch, new.trace)
-        mean = new.consensus(self.omega(), SINGLE, self.alignment.rank)
+        mean = new.consensus(self.omega(), SINGLE, self.alignment.rank, noise)
         return KernelState(mean.factor.to(self.wire), mean.lost, new if keep else None)
 
     def _all_factors(self, state: ServerState) -> dict[ClientId, Tensor] | None:

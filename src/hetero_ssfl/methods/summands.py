@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import ProtocolError
-from ..noise import gaussian
-from ..noise import noise_multiplier as multiplier
+from ..noise import TAIL, Noise, gaussian, noise_multiplier
 from ..secure import Layout, Rules, Vector, decode, encode
 from .base import Update
 
@@ -23,16 +22,24 @@ FIGURES = ("loss_ssl", "loss_alignment", "spread", "batch_rank", "effective_rank
 """The figures of which the server learns the means. Others stay with the client."""
 LARGEST_FIGURE = 1e6
 MOST_IMAGES = 1e9
-NOISE_RANGE = 9.0  # deviations: the probability of more is 2e-19
 TOLERANCE = 0.05  # for a norm that is at most 1 except for rounding
 
 
-@dataclass(frozen=True)
-class Noise:
-    clip: float
-    """The largest norm of a client's kernel."""
-    deviation: float
-    """The standard deviation of the noise in each entry of the sum of all sketches."""
+def noise_of(config: Config) -> Noise | None:
+    """Return the noise that a sketch, or a sum of sketches, needs for `privacy.epsilon` over all rounds.
+
+    The columns of Omega have norm `rad.size`, so that is the largest norm of the sketch of a kernel of norm 1.
+    """
+    privacy, rows = config.privacy, config.rad.size
+    if privacy.epsilon is None:
+        return None
+    z = noise_multiplier(privacy.epsilon, privacy.delta, releases_of(config))
+    return Noise(privacy.clip * rows, z * privacy.clip * rows)
+
+
+def releases_of(config: Config) -> int:
+    """Return how often a client sends a contribution: once in each round, and once in the opening."""
+    return config.rounds + 1
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,7 @@ class Summands:
         self.by_size = config.clients.weights == "size"
         self.largest_weight = MOST_IMAGES if self.by_size else 1.0
         self.largest_entry, self.threshold = config.privacy.largest_entry, config.privacy.threshold
-        self.noise: Noise | None = None
-        if config.privacy.epsilon is not None:
-            z = multiplier(config.privacy.epsilon, config.privacy.delta, config.rounds + 1)  # and the opening
-            self.noise = Noise(config.privacy.clip, z * config.privacy.clip * self.rows)
+        self.noise = noise_of(config)
 
     def layout(self) -> Layout:
         """Equal weights fit into 32 bits, as exact as float32. Weights by size need 64."""
@@ -79,8 +83,7 @@ class Summands:
 
     def _noisy(self, entries: NDArray[np.float64], participants: int, noise: Noise) -> Vector:
         """Return the clipped sketch with this client's part of the noise. All else in the vector is constant."""
-        entries = entries * min(1.0, noise.clip * self.rows / max(float(np.linalg.norm(entries)), 1e-300))
-        entries = entries + gaussian(entries.size, self._part(participants))
+        entries = noise.clipped(entries) + gaussian(entries.size, self._part(participants))
         limits, known = self._limits(), [1.0, 1.0, 1.0]
         values = known + [0.0] * (len(limits) - len(known))
         figures = [encode(np.array([v]), 64, participants, most) for v, most in zip(values, limits, strict=True)]
@@ -91,9 +94,13 @@ class Summands:
         assert self.noise is not None
         return self.noise.deviation / Rules(self.threshold).survivors_needed(participants) ** 0.5
 
+    def noise_in_mean(self, participants: int, summands: int) -> float:
+        """Return the deviation of the noise in each entry of the mean of `summands` sketches; 0 without noise."""
+        return self._part(participants) / summands**0.5 if self.noise else 0.0
+
     def _range(self, participants: int) -> float:
         """Return the largest size of an entry of the vector."""
-        room = NOISE_RANGE * self._part(participants) if self.noise else 0.0
+        room = TAIL * self._part(participants) if self.noise else 0.0
         return self.largest_weight * (self.largest_entry + room)
 
     def decode(self, total: Vector, participants: int, summands: int) -> Means:
@@ -106,7 +113,7 @@ class Summands:
             raise ProtocolError(f"the weights of {summands} clients sum to {weight:g}, expected {expected:g}.")
         body = decode(total.body, participants, self._range(participants))
         mean = torch.from_numpy(body / weight).reshape(self.rows, self.columns)
-        self._check(mean, trace / weight, self._part(participants) / summands**0.5 if self.noise else 0.0)
+        self._check(mean, trace / weight, self.noise_in_mean(participants, summands))
         return Means(mean, trace / weight, self._means(values, counts))
 
     def _check(self, mean: Tensor, trace: float, deviation: float) -> None:

@@ -10,6 +10,7 @@ from ..runs import write_atomically
 from . import record, sections
 from .audit_section import audit
 from .gallery import gallery
+from .privacy_section import privacy
 from .rad_features import FeatureReader, Map
 from .reported_run import read_runs
 from .theory_section import theory
@@ -44,6 +45,7 @@ def render(paths: Sequence[Path], features: FeatureReader, kind: Map = "pca") ->
             spectrum,
             neighbours,
             maps,
+            *privacy(runs),
             *audit(runs),
             *theory(runs),
             record.costs(runs),

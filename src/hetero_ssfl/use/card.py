@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import ConfigError
-from ..events import ClientTrained
+from ..events import ClientTrained, is_number
 from ..models import parse_spec
 from ..plugins import GIVEN, find, is_trusted
 from ..screen import printable
@@ -23,6 +23,7 @@ PAPER = (
     "Each participant trains its own architecture on its own data without labels and sends only representations of a "
     "small shared set (D. Makhija, N. Ho, J. Ghosh, *Federated Self-supervised Learning for Heterogeneous Clients*)."
 )
+SPENT = ("epsilon", "delta", "clip", "releases")
 LIMITS = """## Limits
 
 - It was trained on the data of one federation. It may embed other data poorly: measure it on your own task first.
@@ -75,10 +76,23 @@ def _training(model: ModelFolder) -> str:
             "examples of the shared set (RAD)": f"{config.rad.size:,}",
         }
         facts |= {"commit": model.run.read_json("environment.json").get("commit")}
+    facts |= {"privacy of what was sent": _privacy(card.get("privacy"))}
     facts |= {"RAD digest": f"{card['rad_digest'][:12]}" if card.get("rad_digest") else None}
     facts |= {"hetero-ssfl": card.get("hetero_ssfl")}
     rows = [f"| {key} | {_text(value)} |" for key, value in facts.items() if value is not None]
     return "\n".join(["## How it was trained\n", "| | |", "|---|---|", *rows])
+
+
+def _privacy(spent: object) -> str | None:
+    """Return what the participant spent, from a card that someone else may have written; None without noise."""
+    if not isinstance(spent, Mapping) or not all(is_number(spent.get(key)) for key in SPENT):
+        return None
+    epsilon, delta, clip, releases = (spent[key] for key in SPENT)
+    how = "in secure sums" if spent.get("secure_sums") else "each sent by itself"
+    return (
+        f"epsilon {epsilon:.3g} at delta {delta:g}, for the whole of its {releases} contributions (norm at most "
+        f"{clip:g}, {how}). It does not cover these weights or the accuracies below."
+    )
 
 
 def _results(model: ModelFolder) -> str:

@@ -38,10 +38,11 @@ from ..sites import NodeSite, SimulatedSite, Site
 from ..sites.node import RadMissingError
 from ..sites.participant import Participant
 from ..sum_records import pack_vector, session_of
+from .budget import Budget, keep_figures
 from .faults import full_text, public_text
 from .memory import ClientCache
 from .scoring import evaluate, export_model
-from .sums import Summing, keep_figures
+from .sums import Summing
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ def client_app(process: ClientProcess) -> ClientApp:
             "name": participant.name,
             "encoder": participant.model.encoder,
             "parameters": participant.parameters,
-            "examples": 0 if participant.config.privacy.secure else len(participant.images),
+            "examples": 0 if hides_figures(participant.config) else len(participant.images),
             "has_rad": participant.has_rad,
         }
         return Message(pack_reply(asked.header, facts=facts), reply_to=message)
@@ -206,6 +207,8 @@ def client_app(process: ClientProcess) -> ClientApp:
         if summing:
             summing.check(message.content)
         with participant.states.lock():
+            budget = Budget(participant)
+            budget.check()
             client = process.clients.get(participant, down.round - 1, asked.starts_after)
             client.progress = partial(
                 process.report, client.name
@@ -219,12 +222,16 @@ def client_app(process: ClientProcess) -> ClientApp:
                 raise
             if down.round > 0:
                 participant.states.save(down.round, client.learner.state_dict())
+            budget.spend()
         log.info("round %d done: %s", down.round, dict(update.metrics))
-        if not summing:
-            return Message(pack_update(asked.header, update), reply_to=message)
-        keep_figures(participant, down.round, update.metrics)
-        masked = summing.masked(message.content, method, update)
-        return Message(pack_vector(asdict(asked.header), masked), reply_to=message)
+        if hides_figures(participant.config):
+            keep_figures(participant, down.round, update.metrics)
+        if summing:
+            masked = summing.masked(message.content, method, update)
+            return Message(pack_vector(asdict(asked.header), masked), reply_to=message)
+        if participant.config.privacy.epsilon is not None:
+            update = method.with_noise(update)
+        return Message(pack_update(asked.header, update), reply_to=message)
 
     @app.query("keys")
     @answering(process)
@@ -266,6 +273,11 @@ def client_app(process: ClientProcess) -> ClientApp:
         return Message(pack_reply(asked.header, metrics=metrics), reply_to=message)
 
     return app
+
+
+def hides_figures(config: Config) -> bool:
+    """Tell whether a client keeps its losses and its number of images to itself."""
+    return config.privacy.secure or config.privacy.epsilon is not None
 
 
 def with_global_model(participant: Participant, weights: Mapping[str, Tensor]) -> Learner:

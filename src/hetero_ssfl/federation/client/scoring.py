@@ -16,6 +16,7 @@ from ...models import Learner, count_parameters
 from ...runs import save_tensors, write_json
 from ...training import TrainingClient
 from ..sites.participant import Participant
+from .budget import Budget
 
 
 def evaluate(participant: Participant, learner: Learner, split: str) -> dict[str, float]:
@@ -72,7 +73,7 @@ def export_model(participant: Participant, client: TrainingClient) -> None:
         "rad_digest": digest(participant.rad),
         "hetero_ssfl": __version__,
     }
-    if config.privacy.epsilon is not None:
-        card |= {"epsilon": config.privacy.epsilon, "delta": config.privacy.delta}
+    spent = Budget(participant).facts()
+    card |= {"privacy": spent} if spent else {}
     save_tensors(participant.exports / "encoder.safetensors", encoder.state_dict(), card)
     write_json(participant.exports / "card.json", card)

@@ -16,7 +16,6 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from ...errors import ProtocolError
 from ...methods import Method, Update
-from ...noise import epsilon_of, noise_multiplier
 from ...runs import write_json
 from ...secure import ClientState, Rules, Session, Vector, advertise, check_senders, fingerprint, mask, reveal, share
 from ..records import texts_of
@@ -60,23 +59,6 @@ class Summing:
         """Raise ProtocolError, before any training, for a message whose reply could not be masked."""
         self.state.after(self.session, "shares")
         check_senders(self.state, texts_of(asked, "senders"), self.rules)
-        budget, spent = self.participant.identity.epsilon, self.spent()
-        if budget is not None and spent > budget:
-            raise ProtocolError(
-                f"{self.participant.name} has a privacy budget of epsilon = {budget:g}, and this round would raise "
-                f"what it has spent to {spent:.3g}. Raise limits.epsilon in the node settings, or end the run."
-            )
-
-    def spent(self) -> float:
-        """Return the epsilon of all sums of this federation that this participant has sent a vector for, and of one
-        more."""
-        return epsilon_of(self.memory.squared_mu + self.cost, self.participant.config.privacy.delta)
-
-    @property
-    def cost(self) -> float:
-        """mu^2 of one sum."""
-        privacy, releases = self.participant.config.privacy, self.participant.config.rounds + 1
-        return 0.0 if privacy.epsilon is None else noise_multiplier(privacy.epsilon, privacy.delta, releases) ** -2
 
     def masked(self, asked: RecordDict, method: Method, update: Update) -> Vector:
         """Return the reply to a round with all masks on it."""
@@ -84,7 +66,6 @@ class Summing:
         vector = method.summand(update, len(before.participants))
         state, masked = mask(before, self.session, senders, self.rules, vector)
         self.keep(state)
-        self.memory.spend(self.cost)
         return masked
 
     def unmask(self, asked: RecordDict, reply: RecordDict) -> RecordDict:
@@ -125,14 +106,6 @@ class Memory:
         self.revealed: dict[str, str] = content.get("revealed", {})
         """For each round, a hash of the participants whose sum was revealed."""
 
-        self.squared_mu: float = content.get("squared_mu", 0.0)
-        """What all vectors with noise have cost. A repeated round costs again, since its noise is new."""
-
-    def spend(self, cost: float) -> None:
-        if cost:
-            self.squared_mu += cost
-            self._save()
-
     def see(self, fingerprints: list[str]) -> None:
         self.seen = [*self.seen, *fingerprints][-MOST_SEEN:]
         self._save()
@@ -152,11 +125,4 @@ class Memory:
         self._save()
 
     def _save(self) -> None:
-        write_json(self.path, {"seen": self.seen, "revealed": self.revealed, "squared_mu": self.squared_mu})
-
-
-def keep_figures(participant: Participant, round_number: int, figures: Mapping[str, float]) -> None:
-    """Add the participant's own figures of a round to a file on its disk. The server learns only means."""
-    path = participant.states.path / "figures.json"
-    before = json.loads(path.read_text()) if path.exists() else {}
-    write_json(path, {**before, str(round_number): dict(figures)})
+        write_json(self.path, {"seen": self.seen, "revealed": self.revealed})

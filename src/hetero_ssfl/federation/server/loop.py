@@ -75,7 +75,8 @@ class Server:
 
     def step_back(self, lost: LostStateError) -> Saved:
         """Return to the round before the last one. Repeating it gives the same bits, and replaces what is damaged."""
-        saved = None if self.stepped_back or self.config.privacy.secure else step_back(self.folder)
+        new_bits = self.config.privacy.secure or self.config.privacy.epsilon is not None  # masks, noise
+        saved = None if self.stepped_back or new_bits else step_back(self.folder)
         if saved is None:
             raise FaultError(f"{lost} The round before it cannot be repeated.") from None
         self.stepped_back = True
@@ -89,7 +90,7 @@ class Server:
             saved = Saved(ServerState(first, everyone, seats=self.roster.held()), dict.fromkeys(everyone, 0))
         state, everyone, self.trained = saved.state, saved.state.roster, dict(saved.trained)
         self.listen(Started(max(0, state.round), self.config.rounds, everyone))
-        warning = self.method.start_warning(self.config.clients.selected_per_round(len(everyone)))
+        warning = self.method.start_warning(len(everyone))
         if warning:
             self.roster.warn(warning)
         if state.round <= 0 and self.config.evaluation.every and not self.folder.events():
@@ -207,8 +208,9 @@ class Server:
             if warning:
                 self.roster.warn(f"{name}: {warning}")
             figures = dict(update.metrics)
+            examples = update.examples if self.config.privacy.epsilon is None else None  # with noise it is not sent
             events.append(
-                ClientTrained(number, name, sent[name], sizes[name], update.examples, warning=warning, figures=figures)
+                ClientTrained(number, name, sent[name], sizes[name], examples, warning=warning, figures=figures)
             )
         return {name: updates[name] for name in contents if name in updates}, events
 

@@ -22,13 +22,11 @@ class Identity:
     """The smallest number of participants that it accepts."""
     sign: Sign | None = None
     verify: Verify | None = None
-    epsilon: float | None = None
-    """Its privacy budget in one federation."""
 
 
-def open_identity(key: Path | None, peers: Path | None, fewest: int, epsilon: float | None) -> Identity:
+def open_identity(key: Path | None, peers: Path | None, fewest: int) -> Identity:
     """Read the keys that node settings name: an OpenSSH key of this node, and a folder with NAME.pub of everyone."""
-    return Identity(fewest, _signer(key) if key else None, _verifier(peers) if peers else None, epsilon)
+    return Identity(fewest, _signer(key) if key else None, _verifier(peers) if peers else None)
 
 
 def _signer(path: Path) -> Sign:

@@ -55,7 +55,10 @@ class LimitsConfig(Section):
     participants: Annotated[int, Field(ge=3)] = 3
     """The smallest number of participants of a secure sum."""
     epsilon: PositiveFloat | None = None
-    """The privacy budget of this node in one federation. Rounds without noise, or beyond it, are refused."""
+    """The privacy budget of this node in one federation. Rounds without noise, or beyond it, are refused, and no
+    accuracy is reported, because it has no noise."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """The delta at which this node computes what it has spent of `epsilon`, whatever the server's config names."""
     code: tuple[str, ...] = ()
     """Views, kernels, losses and optimisers (`package.module:name`) and methods (`package.module:name`, or the name of
     an installed method) that a server may use in addition to the built-in ones. No other code is imported."""

@@ -296,16 +296,17 @@ def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -
         own=lambda: _images(config, "train"),
         states=StateFolder(place / kind),
         exports=place / "model",
-        evaluates=node.limits.evaluation,
+        evaluates=node.limits.evaluation if node.limits.epsilon is None else (),
         balanced=True,
         labeled=lambda: _images(config, "train"),
         held_out=lambda split: _images(config, split),
         identity=_identity(node) if asked.privacy.secure else NOBODY,
+        budget=None if node.limits.epsilon is None else (node.limits.epsilon, node.limits.delta),
     )
 
 
 def _identity(node: NodeSettings) -> Identity:
-    return open_identity(node.key, node.peers, node.limits.participants, node.limits.epsilon)
+    return open_identity(node.key, node.peers, node.limits.participants)
 
 
 def _images(config: Config, split: str) -> Images:

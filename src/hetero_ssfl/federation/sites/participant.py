@@ -46,6 +46,8 @@ class Participant:
     has_rad: bool = True
     """False for a node that introduces itself before the RAD has arrived; `rad` is then one blank image."""
     identity: Identity = NOBODY
+    budget: tuple[float, float] | None = None
+    """The epsilon and delta that it may spend in one federation, if its owner set a limit."""
     known_classes: int | None = None
     """The number of classes of the run, if it is known without reading images."""
     trained: int | None = None
