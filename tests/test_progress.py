@@ -1,4 +1,4 @@
-"""The view of a run where there is no terminal."""
+"""What long work shows where there is no terminal."""
 
 import io
 import time
@@ -6,7 +6,7 @@ import time
 import pytest
 
 from hetero_ssfl.events import Evaluating, Progressed, RoundBegun, RoundDone, Started
-from hetero_ssfl.progress import RunView
+from hetero_ssfl.progress import RunView, progress
 from hetero_ssfl.screen import Console
 
 
@@ -64,3 +64,15 @@ def test_a_long_run_says_how_long_before_its_first_round_is_done() -> None:
 def test_a_short_run_and_one_without_an_audience_say_nothing(share: float, seconds: float, shorter: str | None) -> None:
     assert said_at_the_start(30, share, seconds, shorter) == ""
     assert said_at_the_start(3, 0.9) == said_at_the_start(1, 1 / 7) == ""
+
+
+@pytest.mark.parametrize(("quiet", "lines"), [(False, 2), (True, 0)])
+def test_other_work_says_how_far_it_is(quiet: bool, lines: int) -> None:
+    screen = io.StringIO()
+    with progress(Console(file=screen), "attacking [a]", quiet, longest_silence=0.01) as done:
+        done(0.25)
+        give_up = time.monotonic() + 60
+        while screen.getvalue().count("attacking [a]: 25%\n") < lines and time.monotonic() < give_up:
+            time.sleep(0.01)
+    assert screen.getvalue().count("attacking [a]: 25%\n") >= lines
+    assert bool(screen.getvalue()) != quiet

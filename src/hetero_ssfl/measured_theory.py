@@ -11,6 +11,7 @@ folder is only read.
 """
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -90,11 +91,6 @@ class MeasuredRound:
     clients: Mapping[str, ClientFigures]
 
 
-def rounds_to_measure(folder: RunFolder) -> int:
-    """Return 2, or 1 for a run whose clients have not trained yet."""
-    return 1 if saved_state(folder) is None else 2
-
-
 def kernel_method(folder: RunFolder, what: str) -> HeteroSSFL:
     """Return the method of a run, or raise RunError if `what` says nothing about it."""
     check_trusted(folder.config.method, "method")
@@ -107,8 +103,11 @@ def kernel_method(folder: RunFolder, what: str) -> HeteroSSFL:
     return method
 
 
-def measure(folder: RunFolder, steps: int, tick: Callable[[], None] = lambda: None) -> list[MeasuredRound]:
-    """Play the measured rounds of a run, with at most `steps` steps each. `tick` is called after each client."""
+def measure(folder: RunFolder, steps: int, done: Callable[[float], None] = lambda _: None) -> list[MeasuredRound]:
+    """Play the measured rounds of a run, with at most `steps` steps each.
+
+    `done` is called with the completed part of the work.
+    """
     config = folder.config
     if folder.site == "python":
         raise RunError(
@@ -123,6 +122,11 @@ def measure(folder: RunFolder, steps: int, tick: Callable[[], None] = lambda: No
         saved = saved_state(folder)
         if saved is not None:
             states.append((f"networks of round {saved.round}", saved))
+        measured = itertools.count(1)
+
+        def tick() -> None:
+            done(next(measured) / (len(states) * len(everyone)))
+
         return [_measured_round(method, start, state, everyone, steps, tick) for start, state in states]
 
 

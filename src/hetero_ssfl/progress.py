@@ -6,7 +6,8 @@ A long run prints how long it will take as soon as the first steps of its first 
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -174,6 +175,31 @@ class RunView:
         for task in self.clients.values():
             self.bar.remove_task(task)
         self.clients.clear()
+
+
+@contextmanager
+def progress(
+    console: Console, title: str, quiet: bool = False, longest_silence: float = LONGEST_SILENCE
+) -> Iterator[Callable[[float], None]]:
+    """Show how far some work is: a bar, or without a terminal a line every 30 seconds. Pass it the completed part."""
+    live, ended = console.is_terminal and not quiet, threading.Event()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not live) as bar:
+        task = bar.add_task(escape(title), total=1.0)
+
+        def print_lines() -> None:
+            while not ended.wait(longest_silence):
+                console.print(f"{escape(title)}: {bar.tasks[0].completed:.0%}", highlight=False, soft_wrap=True)
+
+        lines = threading.Thread(target=print_lines, daemon=True)
+        if not live and not quiet:
+            lines.start()
+        try:
+            yield lambda part: bar.update(task, completed=part)
+        finally:
+            ended.set()
+            if lines.is_alive():
+                lines.join()
 
 
 def _duration(seconds: float) -> str:

@@ -1,7 +1,6 @@
 """`hetero-ssfl audit`: parse, call, print. Heavy imports wait until the command runs."""
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,16 +30,13 @@ def audit(
     Each from the contribution as sent, from sketches, from sums over several clients, and with noise. The figures are
     also written to audit.json in the run folder, where `hetero-ssfl report` finds them.
     """
-    from rich.progress import BarColumn, Progress, TimeRemainingColumn
-
     from ..audit.measuring import ATTACKER, measure
+    from ..progress import progress
     from ..runs import RunFolder
 
     folder = RunFolder.open(run)
-    with Progress("attacking", BarColumn(), TimeRemainingColumn(), console=err, transient=True, disable=quiet) as bar:
-        task = bar.add_task("", total=1.0)
-        done = partial(bar.update, task)
-        found = measure(folder, steps, shadows, workers or os.cpu_count() or 1, lambda part: done(completed=part))
+    with progress(err, "attacking", quiet) as done:
+        found = measure(folder, steps, shadows, workers or os.cpu_count() or 1, done)
     figures = as_content(found)
     content: dict[str, Any] = {
         "attacker": list(ATTACKER),

@@ -26,16 +26,14 @@ def theory(
     Every client trains a few steps from its untrained and from its saved networks, which stay as they are. The figures
     are also written to theory.json in the run folder, where `hetero-ssfl report` finds them.
     """
-    from rich.progress import BarColumn, Progress
-
-    from ..measured_theory import measure, rounds_to_measure
+    from ..measured_theory import measure
+    from ..progress import progress
     from ..runs import RunFolder
     from ..theory import changed_assumptions
 
     folder = RunFolder.open(run)
-    with Progress("measuring", BarColumn(), console=err, transient=True, disable=quiet) as bar:
-        task = bar.add_task("", total=rounds_to_measure(folder) * folder.config.clients.count)
-        measured = measure(folder, steps, lambda: bar.advance(task))
+    with progress(err, "measuring", quiet) as done:
+        measured = measure(folder, steps, done)
     content: dict[str, Any] = {
         "rounds": [as_content(each) for each in measured],
         "findings": findings(measured),
