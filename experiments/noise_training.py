@@ -34,7 +34,8 @@ from hetero_ssfl.methods import ServerState
 from hetero_ssfl.methods.hetero import HeteroSSFL
 from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.report import plots
-from hetero_ssfl.runs import RunFolder, write_json
+from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.saved_files import write_json
 from hetero_ssfl.seeding import rng_for
 from hetero_ssfl.training import TrainingClient, rad_representations
 

@@ -27,7 +27,7 @@ from hetero_ssfl.consensus import (
     truncate,
 )
 from hetero_ssfl.objectives import factor_cka
-from hetero_ssfl.runs import load_tensors
+from hetero_ssfl.saved_files import load_tensors
 from hetero_ssfl.seeding import rng_for
 
 RANKS = (16, 32, 64, 96, 128, 160, 192, 256, 384, 500)

@@ -35,32 +35,55 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": BASE | {"data"},
     "sealing": {"errors"},
     "run_files": {"errors"},
-    "runs": BASE | {"events", "run_files", "sealing"},
+    "saved_files": {"errors", "sealing"},
+    "environment": set(),
+    "runs": BASE | {"environment", "events", "run_files", "saved_files", "sealing"},
     # The federation, from messages up to starting a run.
     RECORDS: {"errors", "events", "methods"},
     "federation.logs": set(),
     SUMS: {"errors", "secure", RECORDS},
     SITES: BASE
-    | {"__init__", "data", "methods", "models", "objectives", "runs", "secure", RECORDS},  # __init__: the version
+    | {
+        "__init__",
+        "data",
+        "methods",
+        "models",
+        "objectives",
+        "runs",
+        "saved_files",
+        "secure",
+        RECORDS,
+    },  # __init__: the version
     CLIENT: BASE
-    | {"__init__", "data", "evaluation", "methods", "models", "noise", "runs", "secure", "training"}
+    | {"__init__", "data", "evaluation", "methods", "models", "noise", "runs", "saved_files", "secure", "training"}
     | {RECORDS, SUMS, SITES, "federation.logs"},
-    SERVER: BASE | {"events", "methods", "runs", "sealing", "secure", RECORDS, SUMS},
+    SERVER: BASE | {"events", "methods", "runs", "saved_files", "sealing", "secure", RECORDS, SUMS},
     ENGINES: {"config", "errors", "runs", RECORDS, SITES, CLIENT},
     RUNNING: BASE
     | {"consensus", "data", "evaluation", "events", "methods", "runs", RECORDS, SITES, CLIENT, SERVER, ENGINES}
-    | {"federation.continuing"},  # who may join can change when a run is opened
+    | {"federation.continuing", "saved_files"},  # who may join can change when a run is opened
     "federation.superlink": {"config", "errors", "events", "federation.logs", SITES, RUNNING},
     "federation.strategy": {"config", "errors", "methods", RECORDS},
     "federation.continuing": BASE | {"methods", "runs"},
     "federation": {RUNNING, "federation.continuing"},
     # User interfaces.
     "report": BASE
-    | {"consensus", "data", "evaluation", "events", "methods", "runs", "audit.words", "theory_words"},  # no encoders
-    "use": BASE | {"data", "models", "evaluation", "events", "federation", SITES, "report", "runs", "sealing"},
+    | {
+        "consensus",
+        "data",
+        "evaluation",
+        "events",
+        "methods",
+        "runs",
+        "saved_files",
+        "audit.words",
+        "theory_words",
+    },  # no encoders
+    "use": BASE
+    | {"data", "models", "evaluation", "events", "federation", SITES, "report", "runs", "saved_files", "sealing"},
     "progress": {"events", "screen"},
     "doctor": set(),
-    "checkup": {"doctor", "errors", "runs"},
+    "checkup": {"doctor", "errors", "runs", "saved_files"},
     "deploy": BASE | {"data", "events", "models", "progress", SITES},  # `deploy check` asks a node's own checks
     "api": BASE
     | {"data", "events", "federation", RECORDS, RUNNING, SITES, "methods", "objectives", "progress", "report"}
@@ -71,7 +94,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "costs": BASE | {"data", "methods", "models", "training", RECORDS, RUNNING},
     "sweep": BASE | {"federation", "report", "progress"},
     "theory": {"config"},
-    "measured_theory": BASE | {"data", "models", "objectives", "training", "methods", "runs", RUNNING, SITES, "theory"},
+    "measured_theory": BASE
+    | {"data", "models", "objectives", "training", "methods", "runs", "saved_files", RUNNING, SITES, "theory"},
     "theory_words": {"measured_theory"},  # its types only
     "audit": BASE
     | {"consensus", "data", "evaluation", "models", "objectives", "training", "methods", "runs", RUNNING, SITES}

@@ -10,7 +10,8 @@ import torch
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import LostStateError, ProtocolError, RunError
 from hetero_ssfl.events import RoundDone
-from hetero_ssfl.runs import RunFolder, SavedTensors, load_tensors, save_tensors, write_atomically
+from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.saved_files import SavedTensors, load_tensors, save_tensors, write_atomically
 
 
 def make(path: Path) -> RunFolder:

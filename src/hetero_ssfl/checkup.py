@@ -6,7 +6,8 @@ from typing import Any
 
 from .doctor import Finding
 from .errors import HeteroSSFLError, RunError
-from .runs import BEFORE, HISTORY, SOURCES, STATE_FILE, RunFolder, StateFolder, load_commit, load_tensors
+from .runs import BEFORE, HISTORY, SOURCES, STATE_FILE, RunFolder, StateFolder, load_commit
+from .saved_files import load_tensors
 
 
 def check_run(path: Path) -> list[Finding]:

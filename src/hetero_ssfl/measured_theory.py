@@ -29,7 +29,8 @@ from .methods.hetero import Alignment, mu_at
 from .models import Learner
 from .objectives import alignment_distance
 from .plugins import check_trusted
-from .runs import RunFolder, SavedTensors
+from .runs import RunFolder
+from .saved_files import SavedTensors
 from .seeding import global_seed, rng_for
 from .theory import (
     Bound,

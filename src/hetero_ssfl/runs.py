@@ -24,43 +24,26 @@ digest, which is checked when the file is read (sealing.py). That of events.json
 after it do not count. Tensors are safetensors, all other files are JSON or TOML: nothing is ever unpickled.
 """
 
-import errno
 import fcntl
-import json
 import os
-import platform
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from .config import Config, parse_config
-from .errors import DamagedError, HeteroSSFLError, LostStateError, ProtocolError, RunError
+from .environment import environment
+from .errors import DamagedError, LostStateError, ProtocolError, RunError
 from .events import Event, from_lines, to_lines
 from .run_files import SiteKind as SiteKind
 from .run_files import check_content
-from .sealing import (
-    COPY,
-    altered,
-    blank_seal,
-    seal_json,
-    seal_tensors,
-    seal_text,
-    tensors_match,
-    unseal_json,
-    unseal_text,
-)
+from .saved_files import load_state, load_tensors, locked, save_tensors, write_atomically, write_json
+from .sealing import COPY, altered, seal_text, unseal_json, unseal_text
 
 FORMAT = 4
 HISTORY = "history.json"
@@ -74,103 +57,11 @@ BEFORE = "server-before.safetensors"
 OTHER_SETTINGS = "Restore it from a copy. To train with other settings, start another run."
 
 
-def write_atomically(path: Path, *content: bytes | memoryview) -> None:
-    """Write a file completely or not at all, even if the power fails."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("wb") as file:
-            file.writelines(content)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "Free some disk space; nothing was lost" if full else "Choose a place where you may write"
-        raise RunError(f"cannot write '{path}': {error.strerror}. {remedy}.") from None
-    finally:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
-
-
-def append_line(path: Path, line: str, most: int = 2**20) -> None:
-    """Append to a log that is started anew when it has `most` bytes. A log that cannot be written is not an error."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and path.stat().st_size > most:
-            path.replace(path.with_name(f"{path.name}.1"))
-        with path.open("a") as file:
-            file.write(f"{line}\n")
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames in a folder survive a power failure."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_atomically(path, seal_json(content))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    return unseal_json(path.read_bytes(), path)
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
-    # Copies, because safetensors refuses tensors that share memory, such as tied weights.
-    contents = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    write_atomically(path, *seal_tensors(save(contents, {"about": blank_seal(about or {})})))
-
-
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors of a file and what `save_tensors` was told about them."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("about", "{}"))
-            if not isinstance(about, dict) or not tensors_match(path):
-                raise altered(path)
-            about.pop("sha256", None)
-            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a dict)
-    except FileNotFoundError:
-        raise DamagedError(f"'{path}' is missing. {COPY}") from None
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        raise DamagedError(f"'{path}' cannot be read ({error}). {COPY}") from None
-
-
-def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the state of a server or client. If it is damaged, the error says that it can be computed again."""
-    try:
-        return load_tensors(path)
-    except DamagedError as error:
-        raise LostStateError(str(error)) from None
-
-
 def load_commit(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a state of the server and what it says about its round."""
     tensors, about = load_state(path)
     check_content(about, path, COPY)
     return tensors, about
-
-
-class SavedTensors(Mapping[str, Tensor]):
-    """Tensors in a file that are read on access, so that a thousand clients' contributions need no memory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __getitem__(self, name: str) -> Tensor:
-        return load_state(self.path)[0][name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(load_state(self.path)[0])
-
-    def __len__(self) -> int:
-        return len(load_state(self.path)[0])
 
 
 def client_name(number: int) -> str:
@@ -213,7 +104,7 @@ class RunFolder:
     def create(cls, path: Path, config: Config, fill: Callable[["RunFolder"], None]) -> "RunFolder":
         """Create a run folder. `config.toml` is written last: a folder that has it is complete."""
         folder = cls(path)
-        folder.write_json("environment.json", environment())
+        folder.write_json("environment.json", {"format": FORMAT, **environment()})
         fill(folder)
         folder.write_config(config)
         return folder
@@ -235,7 +126,7 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Lock the folder: only one process at a time can train in it."""
         busy = RunError(f"another process is working in '{self.path}'. Wait for it or stop it.")
-        with _locked(self.path / ".lock", busy):
+        with locked(self.path / ".lock", busy):
             yield
 
     @property
@@ -476,7 +367,7 @@ class StateFolder:
     def lock(self) -> Iterator[None]:
         """Allow one training at a time: after a timeout, the server may ask again while the old training still runs."""
         busy = ProtocolError(f"'{self.path.name}' is still busy with an earlier message. Ask again next round.")
-        with _locked(self.path / ".lock", busy):
+        with locked(self.path / ".lock", busy):
             yield
 
     def _saved(self) -> list[int]:
@@ -491,52 +382,3 @@ class StateFolder:
 
     def file(self, round_number: int) -> Path:
         return self.path / f"round-{round_number:06d}.safetensors"
-
-
-@contextmanager
-def _locked(path: Path, busy: HeteroSSFLError) -> Iterator[None]:
-    """Hold a file's lock, or raise `busy`. The system releases the lock when the process ends."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    except OSError as error:
-        raise RunError(
-            f"cannot write in '{path.parent}': {error.strerror}. Check the permissions of the folder."
-        ) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise busy from None
-        yield
-
-
-def environment() -> dict[str, Any]:
-    """Return the versions, machine, commit and command that produce a result."""
-    packages = ("hetero-ssfl", "torch", "flwr", "datasets", "flwr-datasets", "safetensors", "pydantic", "numpy")
-    return {
-        "format": FORMAT,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "packages": {name: _version(name) for name in packages},
-        "commit": _commit(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """Return the commit of this code if it runs from a checkout."""
-    here = Path(__file__).parent
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None

@@ -19,7 +19,8 @@ from hetero_ssfl.checkup import check_run
 from hetero_ssfl.errors import RunError
 from hetero_ssfl.events import Event, Warned
 from hetero_ssfl.federation import continue_with
-from hetero_ssfl.runs import STATE_FILE, RunFolder, load_tensors
+from hetero_ssfl.runs import STATE_FILE, RunFolder
+from hetero_ssfl.saved_files import load_tensors
 
 Call = Callable[..., tuple[int, str, str]]
 

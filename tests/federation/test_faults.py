@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from helpers.rig import Rig, tensors
 from helpers.saved import lines
-from hetero_ssfl.runs import load_tensors
+from hetero_ssfl.saved_files import load_tensors
 
 root, small = Path(sys.argv[1]), Path(sys.argv[2])
 rig = Rig(root, "rounds=3")
@@ -47,7 +47,8 @@ import torch
 from helpers.rig import Rig, tensors
 from helpers.saved import lines
 from hetero_ssfl.errors import RunError
-from hetero_ssfl.runs import RunFolder, load_tensors
+from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.saved_files import load_tensors
 
 root, small = Path(sys.argv[1]), Path(sys.argv[2])
 whole = Rig(root / "whole")

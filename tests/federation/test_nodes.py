@@ -21,7 +21,7 @@ from hetero_ssfl.federation.sites.node import check_instruction, check_rad, find
 from hetero_ssfl.models import Learner
 from hetero_ssfl.report.status import read_status
 from hetero_ssfl.report.tables import Result, results_table
-from hetero_ssfl.runs import load_tensors
+from hetero_ssfl.saved_files import load_tensors
 
 
 @pytest.fixture

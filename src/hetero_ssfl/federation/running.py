@@ -30,7 +30,8 @@ from ..evaluation import extract_features
 from ..events import Listener, Progressed
 from ..methods import method_for
 from ..plugins import check_place, check_trusted, is_known_place, is_missing, remember, remember_places
-from ..runs import FAULTS, RunFolder, append_line, resume_command
+from ..runs import FAULTS, RunFolder, resume_command
+from ..saved_files import append_line
 from .client.scoring import evaluate
 from .continuing import WHO_MAY_JOIN, continue_with
 from .engines.forkserver import open_fork_server

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from ..errors import ConfigError
 from ..events import Evaluated, Event
-from ..runs import write_atomically
+from ..saved_files import write_atomically
 
 BLUE, ORANGE, GREY = "#2a6f97", "#d1602a", "#8a8a8a"
 

@@ -17,7 +17,7 @@ from ..data import Data, float_images_remedy, is_pixels, read_given
 from ..data.streams import Placed, each_image
 from ..errors import ConfigError, DataError
 from ..evaluation import extract_features
-from ..runs import write_atomically
+from ..saved_files import write_atomically
 from ..screen import Console
 from .models import ModelFolder
 

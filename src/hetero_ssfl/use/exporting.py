@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, RunError
 from ..plugins import load_module
-from ..runs import write_atomically
+from ..saved_files import write_atomically
 from ..sealing import seal_json
 from .card import model_card
 from .models import ModelFolder

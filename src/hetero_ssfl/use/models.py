@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from ..errors import ConfigError, RunError
 from ..models import build_encoder
 from ..plugins import GIVEN, check_trusted
-from ..runs import RunFolder, client_name, load_tensors
+from ..runs import RunFolder, client_name
+from ..saved_files import load_tensors
 from ..sealing import unseal_json
 
 

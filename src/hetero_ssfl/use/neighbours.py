@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from ..evaluation import extract_features
 from ..evaluation.nearest import nearest
 from ..report.rad_features import rad_of, thumbnail
-from ..runs import write_atomically
+from ..saved_files import write_atomically
 from ..screen import Console
 from ..seeding import rng_for
 from .embedding import Embedded, OnBad, embed, open_images

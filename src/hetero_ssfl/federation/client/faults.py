@@ -16,7 +16,8 @@ import torch
 
 from ...errors import ConfigError, DataError, DivergedError, HeteroSSFLError, ProtocolError, RunError
 from ...plugins import own_frames, place
-from ...runs import FAULTS, append_line
+from ...runs import FAULTS
+from ...saved_files import append_line
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from ...evaluation import (
     share_of_labels,
 )
 from ...models import Learner, count_parameters
-from ...runs import save_tensors, write_json
+from ...saved_files import save_tensors, write_json
 from ...training import TrainingClient
 from ..sites.participant import Participant
 from .budget import Budget

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from ...errors import ProtocolError
 from ...methods import Method, Update
-from ...runs import write_json
+from ...saved_files import write_json
 from ...secure import ClientState, Rules, Session, Vector, advertise, check_senders, fingerprint, mask, reveal, share
 from ..records import texts_of
 from ..sites.participant import Participant

@@ -15,7 +15,8 @@ from ...config import Config
 from ...errors import FaultError, LostStateError, ProtocolError, RunError
 from ...events import Answered, Joined, Left, Listener, Warned
 from ...methods import ClientId, ServerState
-from ...runs import FAULTS, RunFolder, append_line, resume_command
+from ...runs import FAULTS, RunFolder, resume_command
+from ...saved_files import append_line
 from ...secure import FEWEST
 from ..records import (
     DIVERGED,

@@ -11,7 +11,8 @@ from torch import Tensor
 from ...errors import LostStateError
 from ...events import RoundDone
 from ...methods import ClientId, ServerState
-from ...runs import BEFORE, RunFolder, SavedTensors, load_commit, save_tensors, sync_folder
+from ...runs import BEFORE, RunFolder, load_commit
+from ...saved_files import SavedTensors, save_tensors, sync_folder
 from ...sealing import COPY
 
 

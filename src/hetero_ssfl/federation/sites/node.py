@@ -32,7 +32,8 @@ from ...data import Images, count_images, digest, load_images, load_rad_alone, r
 from ...errors import ConfigError, DamagedError, ProtocolError, RunError
 from ...methods import METHODS, method_class
 from ...models import BUILTIN, Work, parse_spec, work_of
-from ...runs import RunFolder, SiteKind, StateFolder, load_tensors, save_tensors
+from ...runs import RunFolder, SiteKind, StateFolder
+from ...saved_files import load_tensors, save_tensors
 from ..records import DIGEST, FEDERATION, NAME, Header, check_size, fields_of
 from .identity import Identity, open_identity
 from .limits import MOST_FRACTIONS, Held, LimitsConfig, check_costs, check_numbers, check_text

@@ -20,7 +20,8 @@ from ...errors import ConfigError, DataError, RunError
 from ...methods import method_class
 from ...models import build_learner, output_width
 from ...plugins import GIVEN, find, is_at_hand, is_missing
-from ...runs import RunFolder, SiteKind, load_tensors, resume_command
+from ...runs import RunFolder, SiteKind, resume_command
+from ...saved_files import load_tensors
 from ..records import Header
 from .participant import Participant, blank
 from .reading import PreparedClient, given_again, read_clients

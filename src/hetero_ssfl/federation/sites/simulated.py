@@ -14,7 +14,8 @@ from ...data.sources import locate
 from ...errors import ConfigError, DataError
 from ...methods import method_class
 from ...models import build_learner
-from ...runs import SOURCES, RunFolder, SiteKind, client_name, load_tensors
+from ...runs import SOURCES, RunFolder, SiteKind, client_name
+from ...saved_files import load_tensors
 from ..records import Header
 from .participant import Participant
 from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of, try_own_functions

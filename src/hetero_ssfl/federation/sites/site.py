@@ -15,7 +15,8 @@ from ...data import Snapshot, digest, random_view
 from ...errors import ConfigError, HeteroSSFLError, ProtocolError
 from ...objectives import gram
 from ...plugins import place
-from ...runs import SOURCES, RunFolder, SiteKind, save_tensors
+from ...runs import SOURCES, RunFolder, SiteKind
+from ...saved_files import save_tensors
 from ..records import Header
 from .participant import Participant
 
