@@ -105,6 +105,13 @@ def test_no_config_crashes_a_node_or_exceeds_its_limits(
     survives(owner, recorder, kind, changed, number)
 
 
+def test_other_heads_than_those_that_were_saved_are_refused(owner: Owner) -> None:
+    assert not owner.ask("train", with_changes({}), RAD).has_error()
+    reason = owner.refusal("train", with_changes({"ssl.predictor": 8}), RAD, round=2)
+    assert "networks that clinic saved in round 1 do not fit" in reason
+    assert "[ssl] has changed" in reason
+
+
 @pytest.mark.soak
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kinds, changes, rounds)

@@ -183,9 +183,12 @@ def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_client_that_fails_twice_stops_the_run_which_continues_when_the_cause_is_gone(
     tmp_path: Path, fragile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = f"clients.models=['resnet8(width=4)', '{fragile}', 'resnet8(width=8)']"
+    models = f"clients.models=['resnet8(width=4)', '{fragile}', '{fragile}']"
     config, path, warnings = tiny(models, "rounds=1"), tmp_path / "run", list[str]()
-    said = r"client-001 \(encoder fragile:Fragile\) failed twice in round 1: RuntimeError: out of luck .*--resume"
+    said = (
+        r"client-001 \(encoder fragile:Fragile\) failed twice in round 1: RuntimeError: out of luck .*"
+        r" So did client-002 \(encoder fragile:Fragile\)\. .*--resume"
+    )
     with pytest.raises(FaultError, match=said):
         start(config, path, lambda e: warnings.append(e.text) if isinstance(e, Warned) else None)
     assert sum("client-001" in text and "starts again" in text for text in warnings) == 1

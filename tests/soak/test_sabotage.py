@@ -14,7 +14,8 @@ from hetero_ssfl.deploy.local import Rehearsal
 
 TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.soak
-PRIVATE = ["unshare", "--map-root-user", "--net", "sh", "-c"]
+# A network of its own, with the same user as here: nginx started as root gives its folders to another user.
+PRIVATE = ["unshare", *([] if os.geteuid() == 0 else ["--map-current-user", "--keep-caps"]), "--net", "sh", "-c"]
 
 
 @pytest.mark.timeout(600)  # waits until dead nodes are removed

@@ -202,17 +202,19 @@ class Roster:
         return reply is None or (reply.has_error() and reply.error.code != DIVERGED)
 
     def stop(self, missing: Mapping[ClientId, Message | None], when: str) -> NoReturn:
-        """Raise LostStateError if a client has lost its state, otherwise FaultError about the first client."""
+        """Raise LostStateError if a client has lost its state, otherwise FaultError, which names all of them."""
         for reply in missing.values():
             if reply is not None and reply.error.code == LOST_STATE:
                 raise LostStateError(error_text(reply))
-        name, reply = next(iter(missing.items()))
-        who = f"{name} (encoder {self.models[name]['encoder']})"
+        who, *others = (f"{name} (encoder {self.models[name]['encoder']})" for name in sorted(missing))
+        reply = missing[min(missing)]
         if reply is None:
             fault = f"{who} did not reply {when} within engine.round_timeout = {self.config.engine.round_timeout:g} s."
         else:
             twice = "twice " if may_pass(reply) and not self.config.privacy.secure else ""
             fault = f"{who} failed {twice}{when}: {error_text(reply)}."
+        if others:
+            fault += f" So did {', '.join(others[:5])}{f' and {len(others) - 5} more' if len(others) > 5 else ''}."
         raise FaultError(
             f"{fault} Earlier rounds are kept. Fix the cause and continue with: {resume_command(self.folder.path)}"
         )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...config import Config, ModelConfig, SslConfig
 from ...data import Images, to_input
-from ...errors import RunError
+from ...errors import ProtocolError
 from ...methods import method_class
 from ...models import BUILTIN, Learner, build_learner, count_parameters, parse_spec, seeded_encoder
 from ...plugins import GIVEN
@@ -104,9 +104,9 @@ class Participant:
             try:
                 learner.load_state_dict(self.states.load(round_number))
             except RuntimeError:
-                raise RunError(
-                    f"the saved networks of {self.name} do not fit encoder '{self.model.encoder}'. "
-                    "Its code may have changed since the training."
+                raise ProtocolError(
+                    f"the networks that {self.name} saved in round {round_number} do not fit: its encoder's code or "
+                    "the config's [ssl] has changed since. Undo the change, or start another run."
                 ) from None
         return learner
 
