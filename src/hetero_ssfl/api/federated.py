@@ -39,6 +39,7 @@ from ..federation.records import NAME
 from ..federation.sites.python import PythonSite
 from ..federation.sites.reading import GivenData, enough, read_clients, sources_of
 from ..methods import Method
+from ..models import check_name
 from ..objectives import LocalLoss
 from ..plugins import GIVEN, Given
 from ..runs import RunFolder, client_name
@@ -159,6 +160,13 @@ def federate(
 def _names(clients: Sequence[Client]) -> list[str]:
     if not clients:
         raise ConfigError("federate got no clients, expected at least one Client(data, encoder).")
+    if isinstance(clients, Client):
+        raise ConfigError("federate got one Client, expected a list. Write [Client(data, encoder), ...].")
+    for k, client in enumerate(clients):
+        if not isinstance(client, Client):
+            raise ConfigError(
+                f"clients[{k}] is a {type(client).__name__}, expected a Client. Write Client(data, encoder)."
+            )
     names = [client.name or client_name(k) for k, client in enumerate(clients)]
     for name in names:
         if not NAME.fullmatch(name):
@@ -193,6 +201,7 @@ def _encoder_name(encoder: Any, who: str, given: Given) -> str:
     they differ each time a script is run; the run keeps those that it started with.
     """
     if isinstance(encoder, str):
+        check_name(encoder)
         return encoder
     if not isinstance(encoder, nn.Module):
         if not callable(encoder):

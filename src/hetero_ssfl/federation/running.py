@@ -28,7 +28,7 @@ from ..errors import ConfigError, DataError, HeteroSSFLError, RunError
 from ..evaluation import extract_features
 from ..events import Listener, Progressed
 from ..methods import method_for
-from ..plugins import check_place, check_trusted, is_known_place, is_missing, remember, remember_places
+from ..plugins import check_place, check_trusted, is_known_place, is_missing, missing_object, remember, remember_places
 from ..runs import FAULTS, RunFolder, resume_command
 from ..saved_files import append_line
 from .client.scoring import evaluate
@@ -271,7 +271,10 @@ def participant_of(folder: RunFolder, site: Site, config: Config, number: int) -
     A run folder from elsewhere may name code to import, so that code must be trusted first.
     """
     check_trusted(config.method, "method")
-    check_trusted(site.encoder(number, config), "encoder")
+    spec = site.encoder(number, config)
+    if is_missing(spec):
+        raise RunError(f"{missing_object('encoder', spec)}: {resume_command(folder.path)}.")
+    check_trusted(spec, "encoder")
     facts = folder.read_json("facts.json")
     header = Header(facts.get("federation", ""), 0, facts.get("rad_digest", ""))
     trained = {} if site.may_be_away else (folder.committed() or {}).get("trained", {})
