@@ -86,8 +86,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkup": {"doctor", "errors", "runs", "saved_files"},
     "deploy": BASE | {"data", "events", "models", "progress", SITES},  # `deploy check` asks a node's own checks
     "api": BASE
-    | {"data", "events", "federation", RECORDS, RUNNING, SITES, "methods", "objectives", "progress", "report"}
-    | {"runs", "use"},  # Run.embed, .export and .report are the commands' functions
+    | {"data", "events", "federation", RECORDS, RUNNING, SITES, "methods", "models", "objectives", "progress"}
+    | {"report", "runs", "use"},  # Run.embed, .export and .report are the commands' functions
     "describe": {"config", "data", "runs", SITES},
     "demo": BASE | {"federation", SITES, "report", "progress"},
     "paper": BASE | {"events", "federation", "report", "progress", "runs"},

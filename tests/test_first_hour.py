@@ -52,18 +52,19 @@ def test_in_python(place: Path) -> None:
     script = next(b.text for b in blocks_of(ROOT / "README.md") if b.language == "python" and not b.file)
     killed_after("round 1/3", [sys.executable, "-c", script])
     again = output(sys.executable, "-c", script)
-    assert "continuing the unfinished run in runs/run-hetero-ssfl-seed0" in again
     assert "continuing after round 1 of 3" in again
     assert "round 2/3" in again
     assert "mutual_cka" in again  # the table shows all of its columns
-    run = Run.open("runs/run-hetero-ssfl-seed0")  # this is another process than that of the script
-    assert run.embed("images")["client-000"].shape == (100, 128)
-    assert 0 <= run.evaluate("new-images").loc["client-000", "linear"] <= 100
-    assert set(run.export("exported")) == {"client-000", "client-001"}
+    assert "no labels, so no accuracy: look at run.report()" in again
+    assert "run folder: runs/hospitals\n" in again
+    run = Run.open("runs/hospitals")  # this is another process than that of the script
+    assert run.embed("images")["hospital-a"].shape == (100, 128)
+    assert 0 <= run.evaluate("new-images").loc["hospital-a", "linear"] <= 100
+    assert set(run.export("exported")) == {"hospital-a", "hospital-b"}
     with pytest.raises(RunError, match="'given:small' is a Python object that does not exist in this process"):
         run.encoder(1)
-    assert "client-001 is missing" in run.report("report.html").read_text()
-    with pytest.raises(RunError, match=r"the encoder of client-001 \('small'\)\. Call there: federate\("):
+    assert "hospital-b is missing" in run.report("report.html").read_text()
+    with pytest.raises(RunError, match=r"the encoder of hospital-b \('small'\)\. Call there: federate\("):
         run.more(rounds=4)
 
 

@@ -69,15 +69,17 @@ def is_missing(spec: str) -> bool:
     return spec.startswith(f"{GIVEN}:") and not is_at_hand(spec)
 
 
+def missing_object(what: str, spec: str) -> str:
+    """Return the beginning of an error's sentence about such an object; the call that has it comes next."""
+    return f"{what} = '{spec}' is a Python object that does not exist in this process. Call where it was passed"
+
+
 def find(spec: str, what: str) -> Any:
     """Return the callable with this name. `what` is the setting that contains the name."""
     module, _, name = spec.partition(":")
     if module == GIVEN:
         if name not in _at_hand.get():
-            raise ConfigError(
-                f"{what} = '{spec}' is a Python object that does not exist in this process. "
-                "Call federate(...) again with the same arguments."
-            )
+            raise ConfigError(f"{missing_object(what, spec)}: federate(..., run_dir=...) and the same other arguments.")
         return _at_hand.get()[name]
     found = getattr(load_module(module, "put it on PYTHONPATH"), name, None)
     if not callable(found):

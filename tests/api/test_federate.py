@@ -12,7 +12,7 @@ from helpers.federations import ENCODERS, write_federation
 from helpers.pieces import SETTINGS, Net, net
 from hetero_ssfl import Client, Run, RunFolder, federate, load_config, mutual_cka, start
 from hetero_ssfl.data import Images
-from hetero_ssfl.errors import RunError
+from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.evaluation import extract_features
 from hetero_ssfl.federation.engines.workers import InlineGrid
 from hetero_ssfl.runs import client_name
@@ -173,6 +173,12 @@ def test_a_folder_with_another_run_is_refused(
     settings = {**SETTINGS, **change.get("settings", {})}
     with pytest.raises(RunError, match=rf"holds a run with different {what}.*or choose another run folder"):
         federate([first, *clients[1:]], rad, config="smoke", settings=settings, run_dir=run.path, progress=False)
+
+
+def test_a_mistyped_encoder_is_named_before_the_folder_is_compared(run: Run, clients: list[Client]) -> None:
+    mistyped = [clients[0], Client(clients[1].data, "resnett8(width=8)"), clients[2]]
+    with pytest.raises(ConfigError, match="unknown encoder 'resnett8'"):
+        federate(mistyped, 16, config="smoke", settings=SETTINGS, run_dir=run.path, progress=False)
 
 
 def test_every_run_gets_its_own_folder(clients: list[Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,10 +31,11 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def tiny(root: Path, run_dir: Path | None) -> Run:
+def tiny(root: Path, run_dir: Path | None, **other: Any) -> Run:
     """One client without labels, whose encoder has other random weights each time."""
     client = Client(root / "shared", AnyNet(3), "own")
-    return federate([client], 4, "local", config="smoke", run_dir=run_dir, rounds=1, settings=QUICK, progress=False)
+    given = {"config": "smoke", "rounds": 1, "settings": QUICK, "progress": False, **other}
+    return federate([client], 4, "local", run_dir=run_dir, **given)
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +70,38 @@ def test_the_same_script_with_other_random_weights_continues_its_run(
     assert "keeps its own" in caplog.text
 
 
-def test_without_a_folder_an_unfinished_run_is_continued_and_a_finished_one_is_not(
-    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_folder_the_same_arguments_give_the_same_run(
+    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first = tiny(photographs, None)
-    assert tiny(photographs, None).path.name == f"{first.path.name}-2"
+
+    def said(**other: Any) -> tuple[Run, list[str]]:
+        run = tiny(photographs, None, progress=True, **other)
+        return run, [
+            line for line in capsys.readouterr().err.splitlines() if "round " not in line and "loss" not in line
+        ]
+
+    first, lines = said()
+    assert "own: the encoder cannot be opened in another process. To change this, pass the class AnyNet" in lines[0]
+    assert lines[-2:] == [
+        "no labels, so no accuracy: look at run.report() and hetero-ssfl neighbours",
+        f"run folder: {first.path}",
+    ]
+    again, lines = said()
+    assert again.path == first.path
+    assert lines == [f"run folder: {first.path} (finished before; to train again, pass another run_dir)"]
     (first.path / "results.json").unlink()
-    assert tiny(photographs, None).path == first.path
+    again, lines = said()
+    assert again.path == first.path
+    assert lines[0] == f"continuing the unfinished run in {first.path}"
+    other, lines = said(settings={**QUICK, "optim.lr": 0.002})
+    assert other.path.name == f"{first.path.name}-2"
+    assert lines[0].startswith(f"{first.path} holds a run with different settings (optim.lr is ")
+    assert lines[0].endswith(f" there and 0.002 here); this is a new run in {other.path}")
     (first.path / "results.json").unlink()
     with first.folder.lock():  # another process is training in it
         assert tiny(photographs, None).path.name == f"{first.path.name}-3"
+    assert not capsys.readouterr().err
 
 
 # --- a new process ---
@@ -90,7 +112,9 @@ def test_a_missing_encoder_does_not_hide_the_others(
 ) -> None:
     run = Run.open(mixed.path)
     assert isinstance(run.encoder("class"), AnyNet)
-    with pytest.raises(RunError, match=r"lambda.*does not exist in this process"):
+    with pytest.raises(
+        RunError, match=r"lambda.*process\. Call where it was passed: federate\(\.\.\., run_dir='.*/run'\) and"
+    ):
         run.encoder("own")
     rad = load_tensors(mixed.path / "rad.safetensors")[0]["pixels"]
     features = run.embed(photographs / "shared")
@@ -149,8 +173,9 @@ def test_more_rounds_are_bit_identical_to_a_run_that_had_them_from_the_beginning
         wanted, found = whole.encoder(name).state_dict(), longer.encoder(name).state_dict()
         assert all(torch.equal(value, found[key]) for key, value in wanted.items())
     assert named(short.path, 2).config.rounds == 3  # the same script still continues it
-    with pytest.raises(ConfigError, match="has finished 3 rounds, expected more than that in rounds = 3"):
-        longer.more(rounds=3, settings={"optim.lr": 0.01})
+    for changed in ({}, {"optim.lr": 0.01}):
+        with pytest.raises(ConfigError, match="has finished 3 rounds, expected more than that in rounds = 3"):
+            longer.more(rounds=3, settings=changed)
     with pytest.raises(ConfigError, match="'seed' cannot change within a run"):
         longer.more(rounds=4, settings={"seed": 2})
 

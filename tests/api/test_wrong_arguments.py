@@ -208,6 +208,12 @@ class Frozen(nn.Linear):
     ("changes", "kind", "message"),
     [
         ({"clients": []}, ConfigError, "got no clients"),
+        ({"clients": [("a", ENCODER)]}, ConfigError, r"clients\[0\] is a tuple, expected a Client\. Write Client\("),
+        ({"clients": Client("a", ENCODER)}, ConfigError, r"got one Client, expected a list\. Write \[Client"),
+        ({"encoder": "resnett8"}, ConfigError, "unknown encoder 'resnett8', 'resnet8' is the nearest"),
+        ({"rad": ["shared"]}, DataError, "a sample of the RAD is a str.* Pass the path of a folder or file itself"),
+        ({"settings": {"side": 32}}, ConfigError, "unknown key 'side', expected 'data.side'"),
+        ({"settings": {"every": 2}}, ConfigError, "expected 'alignment.every' or 'evaluation.every'"),
         ({"name": "a b"}, ConfigError, "a client has the name 'a b', expected letters"),
         ({"name": "client-001"}, ConfigError, "two clients have the name 'client-001'"),
         ({"encoder": 5}, ConfigError, "the encoder of client-000 is a int, expected a torch.nn.Module"),
@@ -215,7 +221,7 @@ class Frozen(nn.Linear):
         ({"encoder": nn.Flatten()}, ConfigError, "has no trainable parameters"),
         ({"encoder": Frozen()}, ConfigError, "has no trainable parameters"),
         ({"encoder": nn.Sequential(nn.Flatten(), nn.LazyLinear(4))}, ConfigError, "has lazy layers without weights"),
-        ({"encoder": net(inputs=3)}, ConfigError, r"fails on images of shape \(1, 16, 16\)"),
+        ({"encoder": net(inputs=3)}, ConfigError, r"^client-000: encoder .* fails on images .* for these channels"),
         (
             {"rad": np.zeros((9, 1, 20, 20), np.uint8)},
             DataError,

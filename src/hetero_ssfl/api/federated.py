@@ -39,10 +39,11 @@ from ..federation.records import NAME
 from ..federation.sites.python import PythonSite
 from ..federation.sites.reading import GivenData, enough, read_clients, sources_of
 from ..methods import Method
+from ..models import check_name
 from ..objectives import LocalLoss
 from ..plugins import GIVEN, Given
 from ..runs import RunFolder, client_name
-from ..screen import Console
+from .notes import notes_after, notes_before, print_notes
 from .run import Run, train_here
 
 View = Callable[[Tensor, Generator], Tensor]
@@ -105,8 +106,8 @@ def federate(
         method: a name (by default the config's, `hetero-ssfl`), `package.module:Class`, or a subclass of Method
         rounds: as in a config
         run_dir: the run folder; by default a folder below `runs`. If federate is called again with the same arguments,
-            it continues after the last finished round, or returns the finished run at once. Without `run_dir`, an
-            unfinished run of the same arguments is continued; if there is none, a new run starts.
+            it continues after the last finished round, or returns the finished run at once. Without `run_dir`, this
+            is so if a run of the same arguments is there and no process is training in it; else a new run starts.
         seed: as in a config
         views: your own random views instead of the built-in ones for images: (batch, generator) -> batch
         kernel: your own kernel between representations: (a, b) -> K
@@ -139,15 +140,17 @@ def federate(
         prepared, shared = read_clients(data, models, rad, base)
         final = _fill_in(base, names, models, len(shared))
         site = PythonSite(RunFolder(run_dir or "."), prepared, shared, sources_of(data, rad))
-        path = default_folder(final, site) if run_dir is None else Path(run_dir)
-        if run_dir is None and path.exists() and progress is True:
-            Console(stderr=True).print(f"continuing the unfinished run in {path}", highlight=False, soft_wrap=True)
+        path = default_folder(final, site, finished=True) if run_dir is None else Path(run_dir)
         site.folder = RunFolder(path)
         if more:
             continue_with(RunFolder.open(path), differences(RunFolder.open(path).config, final))
+        notes = notes_before(path, final, site, chosen=run_dir is not None)
         folder = open_run(path, final, site)
+        print_notes(notes if progress is True else ())
         site.load_starting_weights(final)
+        finished = folder.finished
         train_here(folder, site, progress)
+        print_notes(notes_after(folder, finished) if progress is True else ())
     return Run(folder, site, given)
 
 
@@ -157,6 +160,13 @@ def federate(
 def _names(clients: Sequence[Client]) -> list[str]:
     if not clients:
         raise ConfigError("federate got no clients, expected at least one Client(data, encoder).")
+    if isinstance(clients, Client):
+        raise ConfigError("federate got one Client, expected a list. Write [Client(data, encoder), ...].")
+    for k, client in enumerate(clients):
+        if not isinstance(client, Client):
+            raise ConfigError(
+                f"clients[{k}] is a {type(client).__name__}, expected a Client. Write Client(data, encoder)."
+            )
     names = [client.name or client_name(k) for k, client in enumerate(clients)]
     for name in names:
         if not NAME.fullmatch(name):
@@ -191,6 +201,7 @@ def _encoder_name(encoder: Any, who: str, given: Given) -> str:
     they differ each time a script is run; the run keeps those that it started with.
     """
     if isinstance(encoder, str):
+        check_name(encoder)
         return encoder
     if not isinstance(encoder, nn.Module):
         if not callable(encoder):

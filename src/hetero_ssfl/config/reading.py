@@ -137,6 +137,9 @@ def _explain(error: ValidationError, kind: type[Section]) -> str:
         for part in where[:-1]:
             annotation = section.model_fields[part].annotation if isinstance(part, str) else ModelConfig
             section = annotation if isinstance(annotation, type) else ModelConfig
+        inner = [own for own in flat(Config().model_dump()) if own.endswith(f".{key}")] if kind is Config else []
+        if inner:
+            return f"unknown key '{key}', expected {' or '.join(map(repr, inner))}."
         return f"unknown key '{key[:200]}', expected {_choices(section.model_fields, str(where[-1]))}."
     if not key:
         return problem["msg"].removeprefix("Value error, ")

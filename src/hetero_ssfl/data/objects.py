@@ -166,9 +166,10 @@ def _stacked(samples: Sequence[Any], config: DataConfig, who: str) -> Any:
         channels = config.channels or fit_image(samples[0], config.side, None)[1]
         samples = [fit_image(sample, config.side, channels)[0] for sample in samples]
     elif not isinstance(samples[0], (np.ndarray, Tensor)):
+        paths = isinstance(samples[0], (str, Path))
         raise DataError(
             f"a sample of {who} is a {type(samples[0]).__name__}, expected an array, a tensor or a PIL image. "
-            "Convert it."
+            f"{'Pass the path of a folder or file itself, not a list of paths' if paths else 'Convert it'}."
         )
     else:
         samples = [np.asarray(sample) for sample in samples]

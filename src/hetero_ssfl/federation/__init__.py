@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .running import encoders_of as encoders_of
     from .running import fitted as fitted
     from .running import mutual_cka_of as mutual_cka_of
+    from .running import namesake as namesake
     from .running import open_run as open_run
     from .running import participants as participants
     from .running import reevaluate as reevaluate
@@ -38,6 +39,7 @@ _HOME = {
     "encoders_of": "running",
     "fitted": "running",
     "mutual_cka_of": "running",
+    "namesake": "running",
     "open_run": "running",
     "participants": "running",
     "reevaluate": "running",

@@ -39,7 +39,7 @@ def continue_with(folder: RunFolder, settings: Mapping[str, Any]) -> Config:
         )
     after, done = with_settings(before, settings), rounds_done(folder)
     method_for(after)
-    if after == before:
+    if after == before and not ("rounds" in settings and folder.finished):
         return before
     if after.rounds < done or (after.rounds == done and folder.finished):
         raise ConfigError(

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, count
 from pathlib import Path
 
 import torch
@@ -29,7 +28,7 @@ from ..errors import ConfigError, DataError, HeteroSSFLError, RunError
 from ..evaluation import extract_features
 from ..events import Listener, Progressed
 from ..methods import method_for
-from ..plugins import check_place, check_trusted, is_known_place, is_missing, remember, remember_places
+from ..plugins import check_place, check_trusted, is_known_place, is_missing, missing_object, remember, remember_places
 from ..runs import FAULTS, RunFolder, resume_command
 from ..saved_files import append_line
 from .client.scoring import evaluate
@@ -121,22 +120,38 @@ def open_run(path: Path, config: Config, site: Site) -> RunFolder:
     return folder
 
 
-def default_folder(config: Config, site: Site) -> Path:
-    """Return runs/NAME-METHOD-seedN, or NAME-METHOD-seedN-2 etc.: where this run is unfinished, or a new folder."""
+def default_folder(config: Config, site: Site, finished: bool = False) -> Path:
+    """Return runs/NAME-METHOD-seedN, or NAME-METHOD-seedN-2 etc.: where this run is unfinished, or a new folder.
+
+    With `finished`, it can also be where this very run is finished.
+    """
+    *taken, new = _folders_of_name(config)
+    return next((old for old in reversed(taken) if _is_this_run(old, config, site, finished)), new)
+
+
+def namesake(config: Config, site: Site) -> tuple[Path, str] | None:
+    """Return the newest other run whose folder has this run's default name, and what differs; for messages."""
+    *taken, _ = _folders_of_name(config)
+    try:
+        found = _what_differs(RunFolder.open(taken[-1]), config, site) if taken else None
+    except HeteroSSFLError:
+        found = None
+    return (taken[-1], found) if found else None
+
+
+def _folders_of_name(config: Config) -> list[Path]:
+    """Return the folders of this name that exist, and then the first that does not."""
     name = Path("runs", f"{config.name}-{config.method.rpartition(':')[2]}-seed{config.seed}")
-    choices = chain([name], (name.with_name(f"{name.name}-{k}") for k in count(2)))
-    taken = []
-    for path in choices:
-        if not path.exists():
-            break
-        taken.append(path)
-    return next((old for old in reversed(taken) if _is_unfinished(old, config, site)), path)
+    folders = [name]
+    while folders[-1].exists():
+        folders.append(name.with_name(f"{name.name}-{len(folders) + 1}"))
+    return folders
 
 
-def _is_unfinished(path: Path, config: Config, site: Site) -> bool:
-    """Return whether the folder holds this very run, unfinished, and no process is training in it."""
+def _is_this_run(path: Path, config: Config, site: Site, finished: bool) -> bool:
+    """Return whether the folder holds this very run, and no process is training in it."""
     folder = RunFolder(path)
-    if not folder.exists or folder.finished or folder.busy:
+    if not folder.exists or folder.busy or (folder.finished and not finished):
         return False
     try:
         return _what_differs(RunFolder.open(path), config, site) is None
@@ -256,7 +271,10 @@ def participant_of(folder: RunFolder, site: Site, config: Config, number: int) -
     A run folder from elsewhere may name code to import, so that code must be trusted first.
     """
     check_trusted(config.method, "method")
-    check_trusted(site.encoder(number, config), "encoder")
+    spec = site.encoder(number, config)
+    if is_missing(spec):
+        raise RunError(f"{missing_object('encoder', spec)}: {resume_command(folder.path)}.")
+    check_trusted(spec, "encoder")
     facts = folder.read_json("facts.json")
     header = Header(facts.get("federation", ""), 0, facts.get("rad_digest", ""))
     trained = {} if site.may_be_away else (folder.committed() or {}).get("trained", {})

@@ -1,6 +1,6 @@
 """Encoders of any architecture, and the learner that trains an encoder without labels."""
 
-from .encoders import BUILTIN, build_encoder, output_width, parse_spec
+from .encoders import BUILTIN, build_encoder, check_name, output_width, parse_spec
 from .learner import Learner, build_learner, count_parameters, seeded_encoder
 from .work import Work, work_of
 
@@ -10,6 +10,7 @@ __all__ = [
     "Work",
     "build_encoder",
     "build_learner",
+    "check_name",
     "count_parameters",
     "output_width",
     "parse_spec",

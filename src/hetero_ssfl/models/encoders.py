@@ -69,7 +69,10 @@ def output_width(encoder: nn.Module, spec: str, example: Tensor) -> int:
     except Exception as error:  # a user's module may raise anything
         kind, remedy = "inputs", "Choose an encoder for this shape"
         if example.ndim == 4:
-            kind, remedy = "images", "Choose an encoder for this size, or set data.side and data.channels"
+            kind, remedy = (
+                "images",
+                "Choose an encoder for these channels and this size, or set data.side and data.channels",
+            )
         raise ConfigError(
             f"encoder '{spec}' fails on {kind} of shape {tuple(example.shape[1:])}: {_line(error)}. {remedy}."
         ) from error
@@ -107,6 +110,13 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
         return name.strip(), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
     except (SyntaxError, ValueError):
         raise ConfigError(f"encoder '{spec}' cannot be parsed, expected a form such as resnet10(width=16).") from None
+
+
+def check_name(spec: str) -> None:
+    """Raise ConfigError if this names no built-in encoder. Names with a colon are not looked up."""
+    name, _ = parse_spec(spec)
+    if ":" not in name:
+        _factory(name)
 
 
 def _factory(name: str) -> Callable[..., nn.Module]:

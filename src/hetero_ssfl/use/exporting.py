@@ -93,7 +93,7 @@ def _places(model: ModelFolder, to: str, out: Path) -> tuple[Path, Path]:
     if out.suffix == SUFFIXES[to]:
         card = out.with_name(f"{out.name}.md")
         if out.exists() and not card.exists():
-            raise RunError(f"'{out}' exists without a model card next to it. Remove it, or change --output.")
+            raise RunError(f"'{out}' exists without a model card next to it. Remove it, or choose another output.")
         return out, _of_this_model(card, model)
     if out.suffix in SUFFIXES.values():
         raise ConfigError(
@@ -103,13 +103,15 @@ def _places(model: ModelFolder, to: str, out: Path) -> tuple[Path, Path]:
         there = ModelFolder.read(out).card if (out / "card.json").exists() else None
         if there != model.card:
             what = "other files" if there is None else f"another model ({there['client']}, round {there.get('round')})"
-            raise RunError(f"'{out}' contains {what}. Choose another folder with --output.")
+            raise RunError(f"'{out}' contains {what}. Choose another folder for the output.")
     return out / f"encoder{SUFFIXES[to]}", _of_this_model(out / "README.md", model)
 
 
 def _of_this_model(card: Path, model: ModelFolder) -> Path:
     if card.exists() and _mark(model) not in _read(card):
-        raise RunError(f"'{card}' is not the card of this model of {model.client}. Remove it, or change --output.")
+        raise RunError(
+            f"'{card}' is not the card of this model of {model.client}. Remove it, or choose another output."
+        )
     return card
 
 

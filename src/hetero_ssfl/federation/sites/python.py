@@ -67,8 +67,13 @@ class PythonSite:
         example = blank(self.rad.shape[1:], self.rad.dtype)
         view = try_own_functions(config, self.rad)
         for client in self.clients:
-            learner = build_learner(client.model, config.ssl, example.shape[1], example.shape[-1], 0, example=example)
-            output_width(learner.encoder, client.model.encoder, view)
+            try:
+                learner = build_learner(
+                    client.model, config.ssl, example.shape[1], example.shape[-1], 0, example=example
+                )
+                output_width(learner.encoder, client.model.encoder, view)
+            except ConfigError as error:
+                raise ConfigError(f"{client.name}: {error}") from error
         facts: dict[str, object] = {
             "classes": self.clients[0].train.classes,
             "skipped_images": sum(c.train.skipped + c.test.skipped for c in self.clients),
