@@ -157,7 +157,7 @@ def test_own_data_with_names_are_read_again_and_checked(mixed: Run) -> None:
 
 
 def test_more_rounds_are_bit_identical_to_a_run_that_had_them_from_the_beginning(
-    photographs: Path, tmp_path: Path
+    photographs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def named(run_dir: Path, rounds: int) -> Run:
         clients = [Client(photographs / "a", "resnet8(width=4)"), Client(photographs / "b", AnyNet)]
@@ -173,9 +173,10 @@ def test_more_rounds_are_bit_identical_to_a_run_that_had_them_from_the_beginning
         wanted, found = whole.encoder(name).state_dict(), longer.encoder(name).state_dict()
         assert all(torch.equal(value, found[key]) for key, value in wanted.items())
     assert named(short.path, 2).config.rounds == 3  # the same script still continues it
-    for changed in ({}, {"optim.lr": 0.01}):
-        with pytest.raises(ConfigError, match="has finished 3 rounds, expected more than that in rounds = 3"):
-            longer.more(rounds=3, settings=changed)
+    longer.more(rounds=3, progress=False)  # a script that runs again
+    assert "has all of its 3 rounds already" in caplog.text
+    with pytest.raises(ConfigError, match="has finished 3 rounds, expected more than that in rounds = 3"):
+        longer.more(rounds=3, settings={"optim.lr": 0.01})
     with pytest.raises(ConfigError, match="'seed' cannot change within a run"):
         longer.more(rounds=4, settings={"seed": 2})
 

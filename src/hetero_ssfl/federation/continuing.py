@@ -5,6 +5,7 @@ round: after the change, round 11 of a run that now has 30 rounds trains as roun
 With constant schedules the result is bit-identical to that of a run that had all the rounds from its beginning.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from ..config import Config, flat, with_settings
 from ..errors import ConfigError
 from ..methods import method_for
 from ..runs import HISTORY, RunFolder
+
+log = logging.getLogger(__name__)
 
 WHO_MAY_JOIN = ("clients.seats", "clients.newcomers")
 CHANGEABLE = (
@@ -39,7 +42,11 @@ def continue_with(folder: RunFolder, settings: Mapping[str, Any]) -> Config:
         )
     after, done = with_settings(before, settings), rounds_done(folder)
     method_for(after)
-    if after == before and not ("rounds" in settings and folder.finished):
+    if after == before:
+        if "rounds" in settings and folder.finished:  # not an error: a script that asks for more may run again
+            log.warning(
+                "'%s' has all of its %d rounds already. `rounds` counts those that are done, too.", folder.path, done
+            )
         return before
     if after.rounds < done or (after.rounds == done and folder.finished):
         raise ConfigError(
