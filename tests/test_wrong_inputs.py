@@ -126,7 +126,7 @@ WRONG: dict[str, tuple[list[str] | Callable[[], None], str]] = {
         train(data__source="broken"),
         r"image \d+ \(notes.png\) of broken .* cannot be decoded. Repair or remove it, or set data.on_bad_image",
     ),
-    "unequal sizes": (["run", "unequal.toml"], r"is (9x9|8x8) pixels, but the first is (8x8|9x9) \(data.side resizes"),
+    "unequal sizes": (["run", "unequal.toml"], r"is (9x9|8x8) pixels, but the first is (8x8|9x9). Set data.side, for"),
     "missing image column": (
         train(data__source="table.parquet"),
         r"'table.parquet' has no image column among \['photo', 'kind'\], expected image or img. Name it with data.imag",

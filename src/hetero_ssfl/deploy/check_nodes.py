@@ -100,7 +100,11 @@ def check_rad(config: Config, data: DataConfig, pictures: Pictures) -> Iterator[
     if config.rad.size > count:
         yield "stops", f"rad.size = {config.rad.size} exceeds the {count} training images of '{data.source}'. Lower it."
     if data.side is None and pictures.shape is None:
-        yield "stops", f"the images of '{data.source}' are not squares of one size. Set data.side to resize them."
+        yield (
+            "stops",
+            f"the images of '{data.source}' are not squares of one size. Set data.side, for example {SIDE}, to crop and "
+            "resize all images.",
+        )
     yield "ok", pictures.text()
 
 
