@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import load_config, parse_config, preset_names
-from .data import USUAL_SIDE, UnequalSizesError, digest, image_sizes, kept_apart, load_images
+from .data import USUAL_SIDE, UnequalSizesError, digest, fit_rad, image_sizes, kept_apart, load_images
 from .federation.sites import SimulatedSite
 from .runs import RunFolder
 
@@ -41,7 +41,7 @@ def describe_data(source: str, overrides: list[str]) -> dict[str, Any]:
     if train.labels is not None and not has_clients:
         facts["images_per_class"] = train.labels.bincount().tolist()
     elif train.labels is not None:
-        setup = SimulatedSite(RunFolder(Path())).set_up(config)
+        setup = SimulatedSite(RunFolder(Path())).set_up(fit_rad(config, *train.pixels.shape[1:3]))
         facts |= {
             "rad_images": len(setup.rad),
             "rad_digest": digest(setup.rad),

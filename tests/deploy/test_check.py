@@ -45,7 +45,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     photos(it.server / "rad", 12)
     for name in it.nodes:
         photos(it.node(name) / "images", 9)
-    change(it.server / "federation.toml", "size = 500", "size = 12")
     change(it.server / "federation.toml", "side = 32", "side = 16")
     return it
 
@@ -151,7 +150,7 @@ def in_config(old: str, new: str) -> Callable[[Deployment], None]:
         ("server", "names", "'node-2', which is not in", in_config("per_round", "seats=[{name='node-1'}]\nper_round")),
         ("server", "names", "clients.count = 3 nodes are connected", in_config("count = 2", "count = 3")),
         ("server", "RAD", "no data at 'rda'", in_config('"rad"', '"rda"')),
-        ("server", "RAD", "rad.size = 13 exceeds the 12", in_config("size = 12", "size = 13")),
+        ("server", "RAD", "rad.size = 13 exceeds the 12", in_config("# size = 200", "size = 13")),
         ("server", "settings", "unknown key 'ruonds'", in_config("rounds", "ruonds")),
         ("server", "certificates", "cannot be used", lambda it: (it.server / "server.crt").write_text("no")),
         ("server", "certificates", "is not a revocation list", lambda it: (it.server / "client.crl").write_text("no")),

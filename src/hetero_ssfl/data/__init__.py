@@ -12,6 +12,7 @@ from .sources import is_here, same_source
 from .splits import (
     Split,
     balanced_order,
+    fit_rad,
     fit_to_data,
     kept_apart,
     load_rad,
@@ -38,6 +39,7 @@ __all__ = [
     "balanced_order",
     "count_images",
     "digest",
+    "fit_rad",
     "fit_to_data",
     "float_images_remedy",
     "image_sizes",

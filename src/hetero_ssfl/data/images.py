@@ -218,7 +218,7 @@ def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list
         except Exception as error:  # decoders raise more than their own error classes for broken files
             if config.on_bad_image == "error":
                 which = f"image {number}{_place(encoded, config.source)}"
-                if isinstance(error, _OtherSize):
+                if isinstance(error, _OtherSizeError):
                     raise UnequalSizesError(
                         f"{which} of {what} {error}. Set data.side, for example {USUAL_SIDE}, to crop and resize all "
                         "images.",
@@ -241,16 +241,16 @@ def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list
     return np.ascontiguousarray(np.stack(kept)), labels or None, sum(bad.values())
 
 
-class _OtherSize(ValueError):
+class _OtherSizeError(ValueError):
     """An image that can be decoded, but does not fit into one array with the others."""
 
 
 def _check_size(picture: np.ndarray, first: np.ndarray) -> None:
     found, expected = (f"{a.shape[2]}x{a.shape[1]}" for a in (picture, first))
     if picture.shape[1] != picture.shape[2]:
-        raise _OtherSize(f"is {found} pixels, not square")
+        raise _OtherSizeError(f"is {found} pixels, not square")
     if picture.shape != first.shape:
-        raise _OtherSize(f"is {found} pixels, but the first is {expected}")
+        raise _OtherSizeError(f"is {found} pixels, but the first is {expected}")
 
 
 def _place(encoded: Any, source: str) -> str:

@@ -50,10 +50,11 @@ def image_sizes(config: DataConfig) -> list[tuple[int, int]]:
 
     sizes = set()
     for encoded, _ in open_rows(config, locate(config.source), "all").items():
-        with suppress(OSError, ValueError, SyntaxError, TypeError):  # a broken or missing image has no size
-            with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as file:
-                turned = file.getexif().get(ORIENTATION, 1) >= 5
-                sizes.add((file.height, file.width) if turned else (file.width, file.height))
+        stream = io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded
+        # a broken or missing image has no size
+        with suppress(OSError, ValueError, SyntaxError, AttributeError), Image.open(stream) as file:
+            turned = file.getexif().get(ORIENTATION, 1) >= 5
+            sizes.add((file.height, file.width) if turned else (file.width, file.height))
     return sorted(sizes, key=lambda size: (size[0] * size[1], size))
 
 

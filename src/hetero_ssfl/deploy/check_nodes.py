@@ -97,13 +97,13 @@ def check_rad(config: Config, data: DataConfig, pictures: Pictures) -> Iterator[
         count = len(load_images(data, "train"))
     elif isinstance(source := locate(data.source), Path):
         count = open_rows(data, source, "train").count
-    if config.rad.size > count:
+    if config.rad.size > count and "size" in config.rad.model_fields_set:  # otherwise it is fitted
         yield "stops", f"rad.size = {config.rad.size} exceeds the {count} training images of '{data.source}'. Lower it."
     if data.side is None and pictures.shape is None:
         yield (
             "stops",
-            f"the images of '{data.source}' are not squares of one size. Set data.side, for example {SIDE}, to crop and "
-            "resize all images.",
+            f"the images of '{data.source}' are not squares of one size. Set data.side, for example {SIDE}, to crop "
+            "and resize all images.",
         )
     yield "ok", pictures.text()
 

@@ -22,8 +22,10 @@ ENCODERS = (  # different for each participant
 )
 
 # Initial values of a federation's config: to be edited, or (demo) small enough to run within minutes.
-START = {"rounds": 10, "local_epochs": 2, "side": 32, "channels": 3, "rad": "rad", "rad_size": 500, "data": "images"}
-DEMO = {"rounds": 3, "local_epochs": 1, "side": 16, "channels": 1, "rad": "digits", "rad_size": 64, "data": "digits"}
+ALL = "# size = 200  # by default all images of `source`, but at most 300"
+START = {"rounds": 10, "local_epochs": 2, "side": 32, "channels": 3, "rad": "rad", "rad_size": ALL, "data": "images"}
+SMALL = "size = 64"
+DEMO = {"rounds": 3, "local_epochs": 1, "side": 16, "channels": 1, "rad": "digits", "rad_size": SMALL, "data": "digits"}
 
 KEYS = """\
 key = "node.key"     # signs this node's part in secure sums
