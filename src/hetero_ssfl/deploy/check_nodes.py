@@ -19,7 +19,7 @@ from ..federation.sites.limits import check_text
 from ..federation.sites.node import NodeSettings, blank_rad, open_node
 from ..models import work_of
 from ..plugins import TRUST_VARIABLE, is_trusted
-from .findings import Part
+from .findings import UNCHECKED, Part
 
 DECODE_SECONDS = 3.0  # for the images of one machine; a run decodes all of them
 ENOUGH = 2  # images that a node needs at least
@@ -242,6 +242,6 @@ def encoder_shape(node: NodeSettings, shape: Shape | None, pictures: Pictures | 
 def _untrusted(what: str, spec: str) -> str:
     module = spec.partition(":")[0]
     return (
-        f"{what} '{spec}' was not checked: it is code that you have not trained with on this machine. "
+        f"{what} '{spec}' {UNCHECKED}: it is code that you have not trained with on this machine. "
         f"If you trust it, set {TRUST_VARIABLE}={module} in the environment."
     )

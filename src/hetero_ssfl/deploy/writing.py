@@ -32,6 +32,13 @@ key = "node.key"     # signs this node's part in secure sums
 peers = "peers"      # public keys of all nodes: check with their owners that these are theirs
 """
 
+RENAMING = "# To change the name later, also rename NAME.pub in peers/ of every node and in server/node-keys/.\n"
+
+OWN_MODULES = """\
+# An encoder "my_module:MyEncoder" can be in my_module.py, next to node.toml.
+export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$here"
+"""
+
 
 def initialise(deployment: Deployment, days: int = 825, demo: bool = False) -> None:
     """Write the deployment folder completely or not at all."""
@@ -139,7 +146,9 @@ class Writer:
     def write_node(self, name: str, encoder: str, settings: Mapping[str, object]) -> None:
         it, folder = self.deployment, f"nodes/{name}"
         keys = KEYS if it.secure else ""
-        self.put(f"{folder}/node.toml", fill("node.toml", **settings, name=name, encoder=encoder, keys=keys))
+        own = {"name": name, "encoder": encoder, "keys": keys}
+        own["renaming"] = RENAMING.replace("NAME", name) if it.secure else ""
+        self.put(f"{folder}/node.toml", fill("node.toml", **settings, **own))
         self.write_loop(folder)
         if it.secure:
             self.put(f"{folder}/forwarder.conf", nginx.forwarder(it))
@@ -150,7 +159,7 @@ class Writer:
             superlink = "${SUPERLINK:-" + it.entrance + "}"
             body = _forever(flower.supernode("$here", superlink, f"${{NODE_PORT:-{NODE_PORT}}}", None))
         about = "Take part in the federation until stopped. NODE_PORT names another port for the node's own processes."
-        self.script(f"{folder}/start.sh", about, body)
+        self.script(f"{folder}/start.sh", about, OWN_MODULES + body)
 
     def write_about(self, days: int) -> None:
         it = self.deployment
