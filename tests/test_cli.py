@@ -60,6 +60,9 @@ def test_evaluate_reproduces_the_recorded_figures_and_can_compute_others(finishe
     again = json.loads(call("evaluate", finished, "--split", "test", "--json")[1])
     recorded = json.loads((finished / "results.json").read_text())
     assert again["clients"] == recorded["clients"]
+    shown = call("evaluate", finished, "--split", "test")[1].splitlines()
+    assert shown[-1] == "chance level: 10.0 (all 10 classes)"
+    assert any(line.startswith("the same encoders untrained, linear_all: ") for line in shown)
     _, fewer, _ = call("evaluate", finished, "--set", "evaluation.probes=['knn']", "--json")
     assert set(json.loads(fewer)["clients"]["client-000"]) == {"knn_all", "knn_own"}
 

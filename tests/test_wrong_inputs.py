@@ -87,6 +87,7 @@ MOVED = r"the images of the run in 'run' are not at 'photos' any more. Move them
 WRONG: dict[str, tuple[list[str] | Callable[[], None], str]] = {
     # --- configs and settings ---
     "unknown preset": (["run", "smok"], r"unknown preset 'smok', expected 'smoke' .*or a path that ends in .toml"),
+    "a file that does not exist": (["run", "unequal.tml"], r"no file 'unequal.tml', expected .*mean 'unequal.toml'\?"),
     "preset with brackets": (["run", "smo[/k]"], r"unknown preset 'smo\[/k\]', expected"),
     "missing config": (["run", "missing.toml"], "cannot read config 'missing.toml': No such file.*Check the path"),
     "folder as config": (["run", "good"], "cannot read config 'good': Is a directory. Check the path"),
@@ -120,6 +121,7 @@ WRONG: dict[str, tuple[list[str] | Callable[[], None], str]] = {
         r"no file or folder 'photos/holiday' here, and the Hugging Face hub cannot be reached.*Correct the path",
     ),
     "describe a missing folder": (["data", "describe", "/no/such"], "no data at '/no/such', expected"),
+    "mistyped folder": (["data", "describe", "./brokn"], r"no data at './brokn', expected .* Did you mean 'broken'\?"),
     "describe a text file": (["data", "describe", "notes.txt"], "'notes.txt' is one file, expected a folder of images"),
     "empty folder": (train(data__source="empty"), "'empty' is empty, expected images.* Put them there"),
     "broken image": (

@@ -357,6 +357,12 @@ def test_images_that_are_not_square_are_refused(tmp_path):
     assert "is 12x8 pixels, not square. Set data.side, for example 32, to crop and resize all images." in message
 
 
+def test_links_to_folders_are_named(tmp_path):
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "pets").symlink_to(folder(tmp_path / "set", [png(0), png(1)]))
+    assert "only symbolic links to folders such as pets, which are not followed" in refusal(tmp_path / "links")
+
+
 def test_sizes_are_read_from_the_headers_as_the_images_are_shown(tmp_path):
     files = [png(0, 8, 12), png(1), b"no image", png(2, 20, 10)]
     turned = io.BytesIO()
