@@ -290,10 +290,9 @@ def evaluate(
         out.print(f"{client}  " + "  ".join(f"{key} {value:.1f}" for key, value in values.items()))
     for key in next(iter(scores.values()), {}):
         out.print(f"mean ± sd over clients, {key}: {spread([s[key] for s in scores.values() if key in s])}")
-    if images is None and split == "test" and not set_:
-        for key in results["mean"] if results["untrained"] else ():
-            values = [s[key] for s in results["untrained"].values() if key in s]
-            out.print(f"the same encoders untrained, {key}: {spread(values)}")
+    untrained = results["untrained"] if images is None and split == "test" and not set_ else {}
+    for key in results["mean"] if untrained else ():
+        out.print(f"the same encoders untrained, {key}: {spread([s[key] for s in untrained.values() if key in s])}")
     if classes:
         out.print(f"chance level: {100 / classes:.1f} (all {classes} classes)")
 
