@@ -88,7 +88,10 @@ WRONG: dict[str, tuple[list[str] | Callable[[], None], str]] = {
     # --- configs and settings ---
     "unknown preset": (["run", "smok"], r"unknown preset 'smok', expected 'smoke' .*or a path that ends in .toml"),
     "a file that does not exist": (["run", "unequal.tml"], r"no file 'unequal.tml', expected .*mean 'unequal.toml'\?"),
-    "node folder without settings": (["run", "smoke", "--node", "empty"], "cannot read node settings 'empty/node.toml'"),
+    "node folder without settings": (
+        ["run", "smoke", "--node", "empty"],
+        "cannot read node settings 'empty/node.toml'",
+    ),
     "preset with brackets": (["run", "smo[/k]"], r"unknown preset 'smo\[/k\]', expected"),
     "missing config": (["run", "missing.toml"], "cannot read config 'missing.toml': No such file.*Check the path"),
     "folder as config": (["run", "good"], "cannot read config 'good': Is a directory. Check the path"),

@@ -10,7 +10,15 @@ from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.events import Evaluated
 from hetero_ssfl.report import plots
-from hetero_ssfl.report.tables import Result, compare_rows, compare_table, metric_names, paired_interval, results_table, spread
+from hetero_ssfl.report.tables import (
+    Result,
+    compare_rows,
+    compare_table,
+    metric_names,
+    paired_interval,
+    results_table,
+    spread,
+)
 from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.screen import Console
 
