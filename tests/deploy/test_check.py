@@ -136,7 +136,7 @@ def in_config(old: str, new: str) -> Callable[[Deployment], None]:
         ("node-2", "images", "fewer than 2 are left", one_image),
         ("node-2", "encoder", "unknown encoder 'moblienet'", in_node("mobilenet", "moblienet")),
         ("node-2", "encoder", "has no option 'widht'", in_node("width", "widht")),
-        ("node-2", "settings", "node.toml: unknown key 'encodr'", in_node("encoder", "encodr")),
+        ("node-2", "settings", "node.toml: unknown key 'encodr'", in_node("encoder =", "encodr =")),
         ("node-2", "settings", "device = 'cuda:93' cannot be used", in_node('"cpu"', '"cuda:93"')),
         ("node-2", "limits", "local_epochs = 2, its limit is 1", in_node("local_epochs = 100", "local_epochs = 1")),
         ("node-2", "limits", "the limit of node-2 is 8", in_node("image_side = 512", "image_side = 8")),

@@ -44,7 +44,7 @@ def init(
 
     Examples:
       hetero-ssfl deploy init fl --nodes 5 --host fl.example.org
-      hetero-ssfl deploy init fl --names seaside,mountain,city --host fl.example.org
+      hetero-ssfl deploy init fl --names seaside,mountain,city
       hetero-ssfl deploy init try --demo
     """
     from ..deploy.layout import Deployment, node_names
