@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     RUNNING: BASE
     | {"consensus", "data", "evaluation", "events", "methods", "runs", RECORDS, SITES, CLIENT, SERVER, ENGINES}
     | {"federation.continuing", "saved_files"},  # who may join can change when a run is opened
-    "federation.superlink": {"config", "errors", "events", "federation.logs", SITES, RUNNING},
+    "federation.superlink": {"config", "data", "errors", "events", "federation.logs", SITES, RUNNING},
     "federation.strategy": {"config", "errors", "methods", RECORDS},
     "federation.continuing": BASE | {"methods", "runs"},
     "federation": {RUNNING, "federation.continuing"},

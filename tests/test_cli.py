@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from helpers.saved import change_config
 from hetero_ssfl import doctor
@@ -59,6 +60,9 @@ def test_evaluate_reproduces_the_recorded_figures_and_can_compute_others(finishe
     again = json.loads(call("evaluate", finished, "--split", "test", "--json")[1])
     recorded = json.loads((finished / "results.json").read_text())
     assert again["clients"] == recorded["clients"]
+    shown = call("evaluate", finished, "--split", "test")[1].splitlines()
+    assert shown[-1] == "chance level: 10.0 (all 10 classes)"
+    assert any(line.startswith("the same encoders untrained, linear_all: ") for line in shown)
     _, fewer, _ = call("evaluate", finished, "--set", "evaluation.probes=['knn']", "--json")
     assert set(json.loads(fewer)["clients"]["client-000"]) == {"knn_all", "knn_own"}
 
@@ -137,6 +141,16 @@ def test_describe_counts_and_draws(tmp_path: Path, call: Call) -> None:
     counts = facts["clients"]
     assert all(sum(c > 0 for c in row) == 2 for row in counts.values())
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_describe_recommends_a_side_for_images_of_unequal_sizes(tmp_path: Path, call: Call) -> None:
+    for number in range(10):
+        Image.new("RGB", (20 + number, 30)).save(tmp_path / f"{number}.png")
+    facts = json.loads(call("data", "describe", tmp_path, "--json")[1])
+    assert facts["sizes"] == "20x30 to 29x30 pixels"
+    assert facts["advice"].startswith("set data.side, for example 32, to crop and resize all images")
+    assert (facts["train_images"], facts["shape"]) == (10, [3, 32, 32])
+    assert "advice" not in json.loads(call("data", "describe", tmp_path, "--set", "data.side=8", "--json")[1])
 
 
 def test_describe_of_a_data_source_shows_no_clients(capsys: pytest.CaptureFixture[str]) -> None:

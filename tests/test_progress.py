@@ -21,6 +21,10 @@ def test_a_line_is_printed_when_nothing_was_printed_for_long() -> None:
             time.sleep(0.01)
         view(Evaluating(2, "test"))
         assert view.still() == "still probing on test images"
+        view(RoundDone(2, seconds=1.0))
+        assert view.still() == "still probing on test images"
+        view(RoundDone(3, seconds=1.0))
+        assert view.still() == "still finishing"
     assert screen.getvalue().count("long: still in round 2/3: a 40%") >= 2
     assert not view.watch.is_alive()
 

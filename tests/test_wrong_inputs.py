@@ -87,6 +87,11 @@ MOVED = r"the images of the run in 'run' are not at 'photos' any more. Move them
 WRONG: dict[str, tuple[list[str] | Callable[[], None], str]] = {
     # --- configs and settings ---
     "unknown preset": (["run", "smok"], r"unknown preset 'smok', expected 'smoke' .*or a path that ends in .toml"),
+    "a file that does not exist": (["run", "unequal.tml"], r"no file 'unequal.tml', expected .*mean 'unequal.toml'\?"),
+    "node folder without settings": (
+        ["run", "smoke", "--node", "empty"],
+        "cannot read node settings 'empty/node.toml'",
+    ),
     "preset with brackets": (["run", "smo[/k]"], r"unknown preset 'smo\[/k\]', expected"),
     "missing config": (["run", "missing.toml"], "cannot read config 'missing.toml': No such file.*Check the path"),
     "folder as config": (["run", "good"], "cannot read config 'good': Is a directory. Check the path"),
@@ -120,13 +125,14 @@ WRONG: dict[str, tuple[list[str] | Callable[[], None], str]] = {
         r"no file or folder 'photos/holiday' here, and the Hugging Face hub cannot be reached.*Correct the path",
     ),
     "describe a missing folder": (["data", "describe", "/no/such"], "no data at '/no/such', expected"),
+    "mistyped folder": (["data", "describe", "./brokn"], r"no data at './brokn', expected .* Did you mean 'broken'\?"),
     "describe a text file": (["data", "describe", "notes.txt"], "'notes.txt' is one file, expected a folder of images"),
     "empty folder": (train(data__source="empty"), "'empty' is empty, expected images.* Put them there"),
     "broken image": (
         train(data__source="broken"),
         r"image \d+ \(notes.png\) of broken .* cannot be decoded. Repair or remove it, or set data.on_bad_image",
     ),
-    "unequal sizes": (["run", "unequal.toml"], r"is (9x9|8x8) pixels, but the first is (8x8|9x9) \(data.side resizes"),
+    "unequal sizes": (["run", "unequal.toml"], r"is (9x9|8x8) pixels, but the first is (8x8|9x9). Set data.side, for"),
     "missing image column": (
         train(data__source="table.parquet"),
         r"'table.parquet' has no image column among \['photo', 'kind'\], expected image or img. Name it with data.imag",

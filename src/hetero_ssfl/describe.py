@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import load_config, parse_config, preset_names
-from .data import digest, kept_apart, load_images
+from .data import USUAL_SIDE, UnequalSizesError, digest, fit_rad, image_sizes, kept_apart, load_images
 from .federation.sites import SimulatedSite
 from .runs import RunFolder
 
@@ -15,9 +15,19 @@ def describe_data(source: str, overrides: list[str]) -> dict[str, Any]:
     config = (
         load_config(source, overrides) if has_clients else parse_config("", [f"data.source='{source}'", *overrides])
     )
-    train, test = load_images(config.data, "train"), load_images(config.data, "test")
-    facts: dict[str, Any] = {
-        "source": config.data.source,
+    facts: dict[str, Any] = {"source": config.data.source}
+    try:
+        train, test = load_images(config.data, "train"), load_images(config.data, "test")
+    except UnequalSizesError:
+        sizes = [f"{width}x{height}" for width, height in image_sizes(config.data)]
+        facts |= {
+            "sizes": f"{sizes[0]} to {sizes[-1]} pixels",
+            "advice": f"set data.side, for example {USUAL_SIDE}, to crop and resize all images; without it a run is "
+            f"refused. What follows is with data.side = {USUAL_SIDE}",
+        }
+        config = config.model_copy(update={"data": config.data.model_copy(update={"side": USUAL_SIDE})})
+        train, test = load_images(config.data, "train"), load_images(config.data, "test")
+    facts |= {
         "train_images": len(train),
         "test_images": len(test),
         "shape": list(train.pixels.shape[1:]),
@@ -31,7 +41,7 @@ def describe_data(source: str, overrides: list[str]) -> dict[str, Any]:
     if train.labels is not None and not has_clients:
         facts["images_per_class"] = train.labels.bincount().tolist()
     elif train.labels is not None:
-        setup = SimulatedSite(RunFolder(Path())).set_up(config)
+        setup = SimulatedSite(RunFolder(Path())).set_up(fit_rad(config, *train.pixels.shape[1:3]))
         facts |= {
             "rad_images": len(setup.rad),
             "rad_digest": digest(setup.rad),

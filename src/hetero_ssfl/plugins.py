@@ -94,6 +94,24 @@ def load_module(module: str, remedy: str) -> Any:
         raise ConfigError(f"cannot import {module} ({error}). Remedy: {remedy}.") from None
 
 
+@contextmanager
+def modules_beside(folder: Path) -> Iterator[None]:
+    """Also find modules in this folder, last, so that they hide nothing. What was imported from it is then forgotten,
+    since a module of another folder may have the same name. No bytecode is written there."""
+    known, wrote, place = set(sys.modules), sys.dont_write_bytecode, str(folder.resolve())
+    sys.path.append(place)
+    sys.dont_write_bytecode = True
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
+        sys.dont_write_bytecode = wrote
+        for name in set(sys.modules) - known:
+            if Path(getattr(sys.modules[name], "__file__", None) or os.sep).is_relative_to(place):
+                del sys.modules[name]
+
+
 # --- where the user's code failed ---
 
 LIBRARIES = (str(Path(__file__).parent) + os.sep, f"{os.sep}site-packages{os.sep}torch{os.sep}", "<frozen ")

@@ -105,6 +105,7 @@ class RunView:
 
     def _on_start(self, event: Started) -> None:
         self.total = event.rounds
+        self._finish_after(event.round)
         self.rounds = self.bar.add_task(f"[bold]{self.title}", total=self.total, completed=event.round, note="")
         if event.round:
             self._say(f"{self.title}: continuing after round {event.round} of {self.total}")
@@ -157,6 +158,7 @@ class RunView:
             self.bar.update(self.rounds, completed=max(0, event.round), note="  ".join(parts[1:]))
         else:
             self._say(f"{self.title}: {text}  ({event.seconds:.1f} s)")
+        self._finish_after(event.round)
         self._estimate(event)
 
     def _estimate(self, event: RoundDone) -> None:
@@ -170,6 +172,11 @@ class RunView:
         if event.split == "validation" and event.mean and not self.live:
             scores = "  ".join(f"{key} {value:.1f}" for key, value in event.mean.items())
             self._say(f"{self.title}: validation after round {event.round}: {scores}")
+        self._finish_after(event.round)
+
+    def _finish_after(self, round: int) -> None:
+        if round >= self.total:
+            self.doing = "finishing"
 
     def _clear_clients(self) -> None:
         for task in self.clients.values():

@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     ),
     "unequal sizes": (
         {"data": "unequal"},
-        r"of unequal .* is (9x9|8x8) pixels, but the first is (8x8|9x9) \(data.side resizes all\)",
+        r"of unequal .* is (9x9|8x8) pixels, but the first is (8x8|9x9). Set data.side",
     ),
     "a model that returns a tuple": (
         {"encoder": "models_of_mine:Pair"},

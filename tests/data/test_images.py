@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from hetero_ssfl.config import DataConfig
-from hetero_ssfl.data import Images, digest, images, load_images
+from hetero_ssfl.data import Images, digest, image_sizes, images, load_images
 from hetero_ssfl.data.sources import Subset, fixed_fifth
 from hetero_ssfl.errors import DataError
 
@@ -205,8 +205,10 @@ def test_a_side_resizes_and_crops_to_the_centre(tmp_path):
 def test_mixed_sizes_are_refused_or_skipped(tmp_path):
     source = folder(tmp_path / "set", [png(0), png(1), png(2, 9, 9), png(3)])
     message = refusal(source)
-    assert "image 1 (02.png) of" in message
-    assert "is 9x9 pixels, but the first is 8x8 (data.side resizes all)" in message
+    assert "image 1 (train/cat/02.png) of" in message
+    assert "is 9x9 pixels, but the first is 8x8. Set data.side, for example 32, to crop and resize all" in message
+    assert "skip" not in message
+    assert "epair" not in message
     got = load(source, on_bad_image="skip")
     assert torch.equal(got.pixels, expected([0, 1, 3]))
     assert (labels_of(got).tolist(), got.skipped) == ([0, 1, 1], 1)
@@ -216,7 +218,7 @@ def test_mixed_sizes_are_refused_or_skipped(tmp_path):
 def test_a_broken_image_is_refused_by_number_or_skipped(tmp_path, broken):
     source = folder(tmp_path / "set", [png(0), png(1), broken, png(3)])
     message = refusal(source)
-    assert "image 1 (02.png) of" in message
+    assert "image 1 (train/cat/02.png) of" in message
     assert "data.on_bad_image = 'skip'" in message
     got = load(source, on_bad_image="skip")
     assert torch.equal(got.pixels, expected([0, 1, 3]))
@@ -350,7 +352,25 @@ def test_a_row_without_an_image_counts_as_broken(tmp_path):
 
 
 def test_images_that_are_not_square_are_refused(tmp_path):
-    assert "data.side" in refusal(folder(tmp_path / "set", [png(k, 8, 12) for k in range(2)]))
+    message = refusal(folder(tmp_path / "set", [png(k, 8, 12) for k in range(2)]))
+    assert "(train/cat/00.png)" in message
+    assert "is 12x8 pixels, not square. Set data.side, for example 32, to crop and resize all images." in message
+
+
+def test_links_to_folders_are_named(tmp_path):
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "pets").symlink_to(folder(tmp_path / "set", [png(0), png(1)]))
+    assert "only symbolic links to folders such as pets, which are not followed" in refusal(tmp_path / "links")
+
+
+def test_sizes_are_read_from_the_headers_as_the_images_are_shown(tmp_path):
+    files = [png(0, 8, 12), png(1), b"no image", png(2, 20, 10)]
+    turned = io.BytesIO()
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.fromarray(picture(3, 30, 40)).save(turned, "JPEG", exif=exif)
+    source = folder(tmp_path / "set", [*files, turned.getvalue()])
+    assert image_sizes(DataConfig(source=str(source))) == [(8, 8), (12, 8), (10, 20), (30, 40)]
 
 
 def forbid_decoding(monkeypatch):

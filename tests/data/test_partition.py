@@ -13,6 +13,7 @@ from hetero_ssfl.data import (
     Images,
     assign_classes,
     digest,
+    fit_rad,
     fit_to_data,
     kept_apart,
     load_images,
@@ -287,13 +288,37 @@ def test_a_run_records_the_sizes_that_fit_its_data(caplog):
     chosen = fit_to_data(config("iid", 2, "data.source=digits", "data.limit=100"))
     assert (chosen.data.validation, chosen.rad.size) == (10, 20)
     assert caplog.messages == [
-        "'digits' has only 100 training images: 10 are for validation and 20 for the RAD. "
+        "this run uses only 100 training images of 'digits': 10 are for validation and 20 for the RAD. "
         "To change this, set data.validation and rad.size."
     ]
     assert parse_config(chosen.to_toml()) == fit_to_data(chosen) == chosen
     old = config("iid", 2, "data.source=digits", "data.limit=100", "data.validation=200", "rad.size=300")
     assert fit_to_data(old) is old  # a saved config states every number
     assert len(caplog.messages) == 1
+
+
+def images_in(folder, count):
+    from PIL import Image
+
+    folder.mkdir()
+    for k in range(count):
+        Image.new("L", (8, 8), k).save(folder / f"{k}.png")
+    return folder
+
+
+def test_an_unset_rad_size_takes_what_the_other_source_has(tmp_path, caplog):
+    names = ["data.source=digits", f"rad.source={images_in(tmp_path / 'shared', 7)}"]
+    chosen = fit_to_data(config("iid", 2, *names))
+    assert (chosen.data.validation, chosen.rad.size) == (143, 7)
+    assert caplog.messages == [  # the RAD takes none of them
+        "'digits' has only 1437 training images: 143 are for validation. To change this, set data.validation."
+    ]
+    assert fit_rad(config("iid", 2, *names)).rad.size == 7
+    assert fit_rad(config("iid", 2, *names, "rad.size=9")).rad.size == 9  # refused later
+    assert fit_rad(config("iid", 2, "data.source=x", "rad.source=digits")).rad.size == 300
+    assert fit_rad(config("iid", 2)).rad.size == 300
+    with pytest.raises(ConfigError, match=r"has 3 training images, expected at least 4.* Add images"):
+        fit_rad(config("iid", 2, f"rad.source={images_in(tmp_path / 'few', 3)}"))
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,7 @@ from hetero_ssfl.deploy import nginx, pki
 from hetero_ssfl.deploy.certificates import revoke_node
 from hetero_ssfl.deploy.check_nodes import Pictures
 from hetero_ssfl.deploy.checking import check_folder
-from hetero_ssfl.deploy.findings import Finding
+from hetero_ssfl.deploy.findings import Finding, merged
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.local import free_port
 from hetero_ssfl.deploy.writing import initialise
@@ -45,7 +46,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     photos(it.server / "rad", 12)
     for name in it.nodes:
         photos(it.node(name) / "images", 9)
-    change(it.server / "federation.toml", "size = 500", "size = 12")
     change(it.server / "federation.toml", "side = 32", "side = 16")
     return it
 
@@ -136,7 +136,7 @@ def in_config(old: str, new: str) -> Callable[[Deployment], None]:
         ("node-2", "images", "fewer than 2 are left", one_image),
         ("node-2", "encoder", "unknown encoder 'moblienet'", in_node("mobilenet", "moblienet")),
         ("node-2", "encoder", "has no option 'widht'", in_node("width", "widht")),
-        ("node-2", "settings", "node.toml: unknown key 'encodr'", in_node("encoder", "encodr")),
+        ("node-2", "settings", "node.toml: unknown key 'encodr'", in_node("encoder =", "encodr =")),
         ("node-2", "settings", "device = 'cuda:93' cannot be used", in_node('"cpu"', '"cuda:93"')),
         ("node-2", "limits", "local_epochs = 2, its limit is 1", in_node("local_epochs = 100", "local_epochs = 1")),
         ("node-2", "limits", "the limit of node-2 is 8", in_node("image_side = 512", "image_side = 8")),
@@ -151,7 +151,7 @@ def in_config(old: str, new: str) -> Callable[[Deployment], None]:
         ("server", "names", "'node-2', which is not in", in_config("per_round", "seats=[{name='node-1'}]\nper_round")),
         ("server", "names", "clients.count = 3 nodes are connected", in_config("count = 2", "count = 3")),
         ("server", "RAD", "no data at 'rda'", in_config('"rad"', '"rda"')),
-        ("server", "RAD", "rad.size = 13 exceeds the 12", in_config("size = 12", "size = 13")),
+        ("server", "RAD", "rad.size = 13 exceeds the 12", in_config("# size = 200", "size = 13")),
         ("server", "settings", "unknown key 'ruonds'", in_config("rounds", "ruonds")),
         ("server", "certificates", "cannot be used", lambda it: (it.server / "server.crt").write_text("no")),
         ("server", "certificates", "is not a revocation list", lambda it: (it.server / "client.crl").write_text("no")),
@@ -213,6 +213,34 @@ def test_code_of_a_folder_is_not_imported_without_trust(
     (tmp_path / "imported_by_check.py").write_text("def Encoder(): return 3")
     monkeypatch.setenv("HETERO_SSFL_TRUST", "imported_by_check")
     assert "returned int, expected a torch.nn.Module" in stops(it.folder)[0].text
+
+
+def test_an_encoder_may_be_in_a_module_next_to_the_node_settings(
+    it: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate(it.nodes, 3):  # two modules of one name
+        code = "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self, in_channels):\n"
+        code += (
+            f"        super().__init__(nn.Conv2d(in_channels, {number}, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
+        )
+        (it.node(name) / "office_net.py").write_text(code)
+        settings = it.node(name) / "node.toml"
+        settings.write_text(re.sub(r"(?m)^encoder = .*", 'encoder = "office_net:Net"', settings.read_text()))
+    shown = CliRunner().invoke(app, ["deploy", "check", str(it.folder)])
+    assert shown.output.splitlines()[-1] == "nothing was found that would stop a run; 2 parts were not checked"
+    monkeypatch.setenv("HETERO_SSFL_TRUST", "office_net")
+    shown = CliRunner().invoke(app, ["deploy", "check", str(it.folder)])
+    assert shown.output.splitlines()[-1] == "nothing was found that would stop a run"
+    assert "office_net:Net: 3 features" in shown.output
+    assert "office_net:Net: 4 features" in shown.output
+    assert not list(it.folder.rglob("__pycache__"))
+    assert "office_net" not in sys.modules
+
+
+def test_a_warning_of_several_machines_is_shown_once() -> None:
+    twice = [Finding(who, "nginx", "warning", "missing") for who in ("server", "node-1")]
+    other = [Finding("node-1", "images", "ok", "9"), Finding("node-2", "images", "ok", "9")]
+    assert merged([*twice, *other]) == [Finding("server, node-1", "nginx", "warning", "missing"), *other]
 
 
 def test_a_machine_checks_what_it_has(it: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

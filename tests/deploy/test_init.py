@@ -165,6 +165,20 @@ def test_the_demo_needs_no_images(tmp_path: Path) -> None:
     assert node["data"]["source"] == load_config(str(tmp_path / "fl/server/federation.toml")).rad.source == "digits"
 
 
+def test_nodes_have_the_names_that_were_given(tmp_path: Path) -> None:
+    made = ["deploy", "init", str(tmp_path / "fl"), "--names"]
+    for wrong, why in (("a,b,a", "has 'a' twice"), ("a,", "'' is not the name"), ("../a", "'../a' is not the name")):
+        assert why in str(CliRunner().invoke(app, [*made, wrong]).exception)
+    assert "2 names, but --nodes is 3" in str(CliRunner().invoke(app, [*made, "a,b", "--nodes", "3"]).exception)
+    assert CliRunner().invoke(app, [*made, "seaside, city"]).exit_code == 0
+    for name, other in (("seaside", "city"), ("city", "seaside")):
+        folder = tmp_path / "fl/nodes" / name
+        assert read_node(folder / "node.toml").name == name
+        assert f"also rename {name}.pub in peers/" in (folder / "node.toml").read_text()
+        assert (folder / f"peers/{other}.pub").exists()
+        assert (tmp_path / f"fl/server/node-keys/{name}.pub").exists()
+
+
 def test_insecure_has_no_keys_and_warns(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "fl"), "--insecure"])
     assert shown.exit_code == 0

@@ -36,6 +36,7 @@ def test_a_refused_node_retries_until_it_is_stopped(moved: Deployment, tmp_path:
     stand_in(
         tmp_path,
         "flower-supernode",
+        'echo "$PYTHONPATH" > modules; '
         'for word; do echo "$word"; done > words; echo x >> starts; [ $(wc -l < starts) -ge 3 ] || exit 49; '
         "echo $$ > pid; exec sleep 300",
     )
@@ -55,6 +56,7 @@ def test_a_refused_node_retries_until_it_is_stopped(moved: Deployment, tmp_path:
     assert said.count("ended with code 49; it starts again") == 2
     until(lambda: not runs(pid) and not runs(int(forwarder)))
     words = (node / "words").read_text().splitlines()
+    assert (node / "modules").read_text().strip().split(":")[-1] == str(node), "it finds modules next to node.toml"
     assert words[words.index("--superlink") + 1] == "127.0.0.1:7777", "the port of forwarder.conf"
     assert words[words.index("--node-config") + 1] == f'settings="{node}/node.toml"'
     for option, name in (("--root-certificates", "local.crt"), ("--auth-supernode-private-key", "node.key")):

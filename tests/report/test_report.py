@@ -10,7 +10,15 @@ from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.events import Evaluated
 from hetero_ssfl.report import plots
-from hetero_ssfl.report.tables import Result, compare_rows, metric_names, paired_interval, results_table, spread
+from hetero_ssfl.report.tables import (
+    Result,
+    compare_rows,
+    compare_table,
+    metric_names,
+    paired_interval,
+    results_table,
+    spread,
+)
 from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.screen import Console
 
@@ -40,6 +48,8 @@ def test_compare_takes_means_over_clients_then_over_seeds(tmp_path: Path) -> Non
     assert first["sd_over_seeds"] == pytest.approx(2**0.5)
     assert second["mean"] == pytest.approx((35 + 37) / 2)
     assert second["difference_to_first"] == pytest.approx(20)
+    assert compare_table([first, second]).columns[1].header == "seeds"
+    assert compare_table(compare_rows(together[:1], "linear_all")).columns[1].header == "seed"
 
 
 def test_the_difference_uses_only_equal_seeds(tmp_path: Path) -> None:

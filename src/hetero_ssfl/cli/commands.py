@@ -95,7 +95,8 @@ def run(
         Literal["in-process", "simulation"] | None, typer.Option(help="Worker processes, or Flower's simulation (Ray).")
     ] = None,
     node: Annotated[
-        list[Path] | None, typer.Option(metavar="NODE.toml", help="Settings file of one participant; repeat for each.")
+        list[Path] | None,
+        typer.Option(metavar="NODE.toml", help="Settings of one participant, or the folder of node.toml; repeat."),
     ] = None,
     on_bad_image: BadImage = None,
     as_json: Json = False,
@@ -115,6 +116,7 @@ def run(
         from ..config import load_config
         from ..errors import ConfigError
 
+        node = [path / "node.toml" if path.is_dir() else path for path in node or ()]
         set_ = [*(set_ or []), *([] if rounds is None else [f"rounds={rounds}"])]
         if resume is not None:
             if config or run_dir or on_bad_image or engine or node:
@@ -128,7 +130,7 @@ def run(
         overrides += [f"engine.kind={engine}"] if engine else []
         overrides += [f"clients.count={len(node)}"] if node else []
         loaded = load_config(config or "demo", overrides)
-        _train(loaded, run_dir, as_json, quiet, None, node or ())
+        _train(loaded, run_dir, as_json, quiet, None, node)
 
 
 def _resume(path: Path, overrides: list[str], as_json: bool, quiet: bool) -> None:
@@ -265,16 +267,18 @@ def evaluate(
     from ..runs import RunFolder
 
     folder = RunFolder.open(run_folder)
-    folder.read_json("results.json")  # requires a finished run: probing earlier would invite tuning on the result
+    results = folder.read_json(
+        "results.json"
+    )  # requires a finished run: probing earlier would invite tuning on the result
     config = evaluation_config(folder.config, settings_of(set_ or []))
     if images is None:
         from ..federation import reevaluate
 
-        clients = reevaluate(folder, config, split)
+        clients, classes = reevaluate(folder, config, split), len(folder.read_json("facts.json").get("classes", ()))
     else:
         from ..use.evaluating import evaluate_run_on
 
-        clients, missing = evaluate_run_on(folder, images, config)
+        clients, missing, classes = evaluate_run_on(folder, images, config)
         for name, reason in missing.items():
             err.print(f"{name} is left out: {escape(reason)}", highlight=False, soft_wrap=True)
     scores = dict(track(clients, "probing", config.clients.count, console=err, transient=True, disable=quiet))
@@ -286,6 +290,11 @@ def evaluate(
         out.print(f"{client}  " + "  ".join(f"{key} {value:.1f}" for key, value in values.items()))
     for key in next(iter(scores.values()), {}):
         out.print(f"mean ± sd over clients, {key}: {spread([s[key] for s in scores.values() if key in s])}")
+    untrained = results["untrained"] if images is None and split == "test" and not set_ else {}
+    for key in results["mean"] if untrained else ():
+        out.print(f"the same encoders untrained, {key}: {spread([s[key] for s in untrained.values() if key in s])}")
+    if classes:
+        out.print(f"chance level: {100 / classes:.1f} (all {classes} classes)")
 
 
 for command in (settings, compare, report, paper, sweep, audit, theory):

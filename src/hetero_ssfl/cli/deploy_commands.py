@@ -25,7 +25,11 @@ Days = Annotated[int, typer.Option(min=1, max=7300, help="Days that certificates
 @app.command()
 def init(
     folder: Folder,
-    nodes: Annotated[int, typer.Option(min=1, max=999, help="The number of participants.")] = 3,
+    nodes: Annotated[int | None, typer.Option(min=1, max=999, help="The number of participants; by default 3.")] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="The names of the participants instead; by default node-1, node-2, ..."),
+    ] = None,
     host: Annotated[str, typer.Option(help="The server's name or address, as the nodes see it.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port of the server; no other is opened.")] = 9092,
     days: Days = 825,
@@ -40,13 +44,13 @@ def init(
 
     Examples:
       hetero-ssfl deploy init fl --nodes 5 --host fl.example.org
+      hetero-ssfl deploy init fl --names seaside,mountain,city
       hetero-ssfl deploy init try --demo
     """
-    from ..deploy.layout import Deployment
+    from ..deploy.layout import Deployment, node_names
     from ..deploy.writing import initialise
 
-    names = tuple(f"node-{number}" for number in range(1, nodes + 1))
-    initialise(Deployment(folder.absolute(), names, host, port, not insecure), days, demo)
+    initialise(Deployment(folder.absolute(), node_names(nodes, names), host, port, not insecure), days, demo)
     if insecure:
         err.print(
             "[yellow]warning:[/] without TLS and keys, anyone who can reach the port can take part and read messages.",
@@ -130,9 +134,12 @@ def check(
     if as_json:
         print_json({"stops": stops, "findings": [asdict(finding) for finding in found]})
     else:
-        for finding in found:
+        from ..deploy.findings import merged
+
+        for finding in merged(found):
             say(_line(finding))
-        say(f"{_things(stops)} would stop a run" if stops else "nothing was found that would stop a run")
+        verdict = f"{_things(stops)} would stop a run" if stops else "nothing was found that would stop a run"
+        say(verdict + _left_out(sum(finding.unchecked for finding in found)))
     if stops:
         sys.exit(2)
 
@@ -177,13 +184,18 @@ def _things(count: int) -> str:
     return "1 finding" if count == 1 else f"{count} findings"
 
 
+def _left_out(count: int) -> str:
+    return f"; {count} part{'' if count == 1 else 's'} {'was' if count == 1 else 'were'} not checked" if count else ""
+
+
 def _check_first(folder: Path, port: int | None) -> None:
     """Print warnings, and raise ConfigError if a rehearsal cannot succeed."""
     from ..deploy.checking import check_folder
+    from ..deploy.findings import merged
     from ..errors import ConfigError
 
     found = [finding for finding in check_folder(folder, port) if finding.level != "ok"]
-    for finding in found:
+    for finding in merged(found):
         err.print(_line(finding), highlight=False, soft_wrap=True)
     stops = sum(finding.level == "stops" for finding in found)
     if stops:

@@ -49,6 +49,10 @@ def load_config(preset_or_path: str, overrides: Iterable[str] = ()) -> Config:
         text = resources.files(PRESETS).joinpath(f"{preset_or_path}.toml").read_text()
         return parse_config(text, overrides, f"preset {preset_or_path}")
     path = Path(preset_or_path)
+    if path.suffix not in ("", ".toml") and not path.exists():
+        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.toml")], n=1)
+        remedy = f"Did you mean '{path.parent / near[0]}'?" if near else "Check the path."
+        raise ConfigError(f"there is no file '{path}', expected a preset or a path that ends in .toml. {remedy}")
     if path.suffix != ".toml" and not path.exists():
         raise ConfigError(
             f"unknown preset '{preset_or_path}', expected {_choices(preset_names(), preset_or_path)} "

@@ -72,7 +72,7 @@ class RadConfig(Section):
     """The Representation Alignment Dataset: unlabeled images that every participant has."""
 
     size: PositiveInt = 300
-    """Number of RAD images; by default at most a fifth of the training images, if they are taken from these."""
+    """Number of RAD images; by default at most a fifth of the training images, or all of `rad.source`."""
     source: str | None = None
     """Another data set to take the RAD from; by default, training images that no client has."""
     in_ssl: bool = False

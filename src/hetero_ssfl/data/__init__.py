@@ -2,7 +2,7 @@
 
 from .batches import take
 from .cache import remembered
-from .images import Counts, Images, count_images, digest, load_images
+from .images import USUAL_SIDE, Counts, Images, UnequalSizesError, count_images, digest, load_images
 from .leakage import without_trained
 from .objects import Data, agree_on_classes, joined, read_given, read_rad, read_with_test
 from .partition import assign_classes, partition
@@ -12,6 +12,7 @@ from .sources import is_here, same_source
 from .splits import (
     Split,
     balanced_order,
+    fit_rad,
     fit_to_data,
     kept_apart,
     load_rad,
@@ -19,24 +20,29 @@ from .splits import (
     split_training_images,
     validation_size,
 )
+from .streams import image_sizes
 from .views import MEAN, STD, random_view, to_input
 
 __all__ = [
     "MEAN",
     "STD",
+    "USUAL_SIDE",
     "Counts",
     "Data",
     "Images",
     "Snapshot",
     "Split",
+    "UnequalSizesError",
     "agree_on_classes",
     "are_dark",
     "assign_classes",
     "balanced_order",
     "count_images",
     "digest",
+    "fit_rad",
     "fit_to_data",
     "float_images_remedy",
+    "image_sizes",
     "is_here",
     "is_pixels",
     "joined",

@@ -31,7 +31,12 @@ log = logging.getLogger(__name__)
 
 DIGITS = 1797
 MOST_CLASSES = 1000  # assumed for a source whose labels are not read
+USUAL_SIDE = 32  # recommended for images of unequal sizes
 FORMAT = 4  # increase it when the cached content changes for the same source
+
+
+class UnequalSizesError(DataError):
+    """The images are readable, but not squares of one size: they need `data.side`."""
 
 
 @dataclass(frozen=True)
@@ -209,14 +214,16 @@ def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list
     for number, (encoded, label) in enumerate(shown):
         try:
             picture, channels = decode_image(encoded, config.side, channels)
-            if picture.shape[1] != picture.shape[2]:
-                raise ValueError(f"is {picture.shape[2]}x{picture.shape[1]} pixels, not square (data.side crops all)")
-            if kept and picture.shape != kept[0].shape:
-                found, expected = (f"{a.shape[2]}x{a.shape[1]}" for a in (picture, kept[0]))
-                raise ValueError(f"is {found} pixels, but the first is {expected} (data.side resizes all)")
+            _check_size(picture, kept[0] if kept else picture)
         except Exception as error:  # decoders raise more than their own error classes for broken files
             if config.on_bad_image == "error":
-                which = f"image {number}" + (f" ({Path(encoded).name})" if isinstance(encoded, str) else "")
+                which = f"image {number}{_place(encoded, config.source)}"
+                if isinstance(error, _OtherSizeError):
+                    raise UnequalSizesError(
+                        f"{which} of {what} {error}. Set data.side, for example {USUAL_SIDE}, to crop and resize all "
+                        "images.",
+                        count=1,
+                    ) from None
                 raise DataError(
                     f"{which} of {what} {_reason(error)}. "
                     "Repair or remove it, or set data.on_bad_image = 'skip' to skip such images.",
@@ -232,6 +239,26 @@ def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list
     if labels and len(labels) != len(kept):
         raise DataError(f"only {len(labels)} of {len(kept)} images of {what} have a label, expected all or none.")
     return np.ascontiguousarray(np.stack(kept)), labels or None, sum(bad.values())
+
+
+class _OtherSizeError(ValueError):
+    """An image that can be decoded, but does not fit into one array with the others."""
+
+
+def _check_size(picture: np.ndarray, first: np.ndarray) -> None:
+    found, expected = (f"{a.shape[2]}x{a.shape[1]}" for a in (picture, first))
+    if picture.shape[1] != picture.shape[2]:
+        raise _OtherSizeError(f"is {found} pixels, not square")
+    if picture.shape != first.shape:
+        raise _OtherSizeError(f"is {found} pixels, but the first is {expected}")
+
+
+def _place(encoded: Any, source: str) -> str:
+    """Return the path of an image file within its source, in parentheses; nothing for an image of a table."""
+    if not isinstance(encoded, str):
+        return ""
+    file, folder = Path(encoded).resolve(), Path(source).expanduser().resolve()
+    return f" ({file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.name})"
 
 
 def _reason(error: Exception) -> str:

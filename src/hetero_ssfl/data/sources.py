@@ -1,5 +1,6 @@
 """Find and open image sources: known names, local folders or tables, and hub ids. Images are still encoded."""
 
+import difflib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -58,8 +59,17 @@ def locate(source: str) -> Path | str:
         return source
     raise DataError(
         f"no data at '{source}', expected digits, {', '.join(HUB_IDS)}, a local file or folder, "
-        "or a hub id such as owner/name. Check the path."
+        f"or a hub id such as owner/name. {_remedy(path)}"
     )
+
+
+def _remedy(missing: Path) -> str:
+    """Return the nearest name that exists in the same folder as a question, or else a general remedy."""
+    try:
+        near = difflib.get_close_matches(missing.name, [path.name for path in missing.parent.iterdir()], n=1)
+    except OSError:
+        near = []
+    return f"Did you mean '{missing.parent / near[0]}'?" if near else "Check the path."
 
 
 def is_here(source: str) -> bool:
@@ -234,7 +244,10 @@ def _check_folder(folder: Path) -> None:
     files = [f for f in sorted(folder.rglob("*")) if f.is_file() and not f.name.startswith(".")]
     odd = [f for f in files if not is_image(f) and f.name not in METADATA]
     if len(odd) == len(files):
+        links = [f for f in sorted(folder.rglob("*")) if f.is_symlink() and f.is_dir()]
         what = f"has no images, only files such as {odd[0].name}" if odd else "is empty"
+        if links and not odd:
+            what = f"has no images, only symbolic links to folders such as {links[0].name}, which are not followed"
         raise DataError(f"'{folder}' {what}, expected images such as .png or .jpg. Put them there or correct the path.")
     if odd:
         log.warning("'%s': %d files are not images and are skipped, such as %s", folder, len(odd), odd[0].name)

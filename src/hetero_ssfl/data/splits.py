@@ -93,17 +93,34 @@ def fit_to_data(config: Config) -> Config:
     train = load_images(config.data, "train")
     kept = kept_apart(config, train)
     validation = kept.validation if train.labels is not None else config.data.validation
-    size = config.rad.size if config.rad.source else kept.rad
-    if (validation, size) != (config.data.validation, config.rad.size):
+    size = fit_rad(config, *train.pixels.shape[1:3]).rad.size if config.rad.source else kept.rad
+    taken = [(validation, config.data.validation, "validation", "data.validation")] if train.labels is not None else []
+    taken += [] if config.rad.source else [(size, config.rad.size, "the RAD", "rad.size")]
+    if any(fitting != default for fitting, default, _, _ in taken):
+        limited = config.data.limit is not None and config.data.limit < len(train)
         log.warning(
-            "'%s' has only %d training images: %d are for validation and %d for the RAD. "
-            "To change this, set data.validation and rad.size.",
-            config.data.source,
-            min(len(train), config.data.limit or len(train)),
-            kept.validation,
-            size,
+            "%s: %s. To change this, set %s.",
+            f"this run uses only {config.data.limit} training images of '{config.data.source}'"
+            if limited
+            else f"'{config.data.source}' has only {len(train)} training images",
+            " and ".join(f"{fitting} {'' if k else 'are '}for {what}" for k, (fitting, _, what, _) in enumerate(taken)),
+            " and ".join(key for *_, key in taken),
         )
     return with_settings(config, {"data.validation": validation, "rad.size": size})
+
+
+def fit_rad(config: Config, channels: int | None = None, side: int | None = None) -> Config:
+    """Return the config with at most as many RAD images as `rad.source` has, unless their number was set."""
+    if config.rad.source is None or "size" in config.rad.model_fields_set:
+        return config
+    count = len(_rad_images(config, channels, side))
+    if count < SMALLEST_RAD:
+        raise ConfigError(
+            f"rad.source = '{config.rad.source}' has {count} training images, expected at least {SMALLEST_RAD}; a few "
+            "hundred work well. Add images."
+        )
+    size = min(config.rad.size, count)
+    return config.model_copy(update={"rad": config.rad.model_copy(update={"size": size})})
 
 
 def _remedies(config: Config, kept: KeptApart, count: int, total: int) -> str:
@@ -150,13 +167,16 @@ def load_rad(config: Config, train: Images, split: Split) -> Tensor:
 
 def load_rad_alone(config: Config, channels: int | None = None, side: int | None = None) -> Tensor:
     """Return a random sample of `rad.source`, in the given shape, the shape in `[data]`, or the images' own."""
-    assert config.rad.source is not None
-    wanted = {"channels": channels or config.data.channels, "side": side or config.data.side}
-    other = config.data.model_copy(update={"source": config.rad.source, "label_column": None, **wanted})
-    images = load_images(other, "train")
+    images = _rad_images(config, channels, side)
     if len(images) < config.rad.size:
         raise ConfigError(
             f"rad.size = {config.rad.size} exceeds the {len(images)} images of '{config.rad.source}'. Lower it."
         )
     order = torch.randperm(len(images), generator=rng_for(config.seed, "rad"))
     return images.pixels[order[: config.rad.size].sort().values]
+
+
+def _rad_images(config: Config, channels: int | None, side: int | None) -> Images:
+    wanted = {"channels": channels or config.data.channels, "side": side or config.data.side}
+    other = config.data.model_copy(update={"source": config.rad.source, "label_column": None, **wanted})
+    return load_images(other, "train")

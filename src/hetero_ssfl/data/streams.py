@@ -1,6 +1,8 @@
 """Iterate once over all images of a source, with their positions, without a cache."""
 
+import io
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +13,8 @@ from ..config import DataConfig
 from ..errors import DataError
 from .images import decode_image, load_images
 from .sources import is_image, locate, open_rows
+
+ORIENTATION = 274  # the EXIF tag; values from 5 mean that width and height are exchanged
 
 
 class Placed(NamedTuple):
@@ -38,6 +42,20 @@ def each_image(config: DataConfig) -> tuple[int, Iterator[Placed]]:
         return len(files), _decoded(config, ((file, file.relative_to(root).as_posix()) for file in files))
     rows = open_rows(config, source, "all")
     return rows.count, _decoded(config, ((encoded, None) for encoded, _ in rows.items()))
+
+
+def image_sizes(config: DataConfig) -> list[tuple[int, int]]:
+    """Return the sizes (width, height) of all images of a source, the smallest first, from the headers of the files."""
+    from PIL import Image
+
+    sizes = set()
+    for encoded, _ in open_rows(config, locate(config.source), "all").items():
+        stream = io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded
+        # a broken or missing image has no size
+        with suppress(OSError, ValueError, SyntaxError, AttributeError), Image.open(stream) as file:
+            turned = file.getexif().get(ORIENTATION, 1) >= 5
+            sizes.add((file.height, file.width) if turned else (file.width, file.height))
+    return sorted(sizes, key=lambda size: (size[0] * size[1], size))
 
 
 def _holds_files(source: Path) -> bool:

@@ -159,6 +159,7 @@ def nginx_configuration(path: Path, alone: bool) -> Iterator[Part]:
     faults = [line.partition(": ")[2] for line in done.stderr.splitlines() if "[emerg]" in line]
     reason = faults[0] if faults else done.stderr.strip()[-200:]
     if "host not found" in reason and not alone:
+        reason = reason.partition(f" in {path.resolve()}")[0]  # the same for all nodes
         yield "warning", f"this machine does not know the name of the server; the node's machine must ({reason})"
     else:
         yield "stops", f"nginx does not accept {path.name}: {reason}"

@@ -19,7 +19,7 @@ from ..federation.sites.limits import check_text
 from ..federation.sites.node import NodeSettings, blank_rad, open_node
 from ..models import work_of
 from ..plugins import TRUST_VARIABLE, is_trusted
-from .findings import Part
+from .findings import UNCHECKED, Part
 
 DECODE_SECONDS = 3.0  # for the images of one machine; a run decodes all of them
 ENOUGH = 2  # images that a node needs at least
@@ -97,10 +97,14 @@ def check_rad(config: Config, data: DataConfig, pictures: Pictures) -> Iterator[
         count = len(load_images(data, "train"))
     elif isinstance(source := locate(data.source), Path):
         count = open_rows(data, source, "train").count
-    if config.rad.size > count:
+    if config.rad.size > count and "size" in config.rad.model_fields_set:  # otherwise it is fitted
         yield "stops", f"rad.size = {config.rad.size} exceeds the {count} training images of '{data.source}'. Lower it."
     if data.side is None and pictures.shape is None:
-        yield "stops", f"the images of '{data.source}' are not squares of one size. Set data.side to resize them."
+        yield (
+            "stops",
+            f"the images of '{data.source}' are not squares of one size. Set data.side, for example {SIDE}, to crop "
+            "and resize all images.",
+        )
     yield "ok", pictures.text()
 
 
@@ -238,6 +242,6 @@ def encoder_shape(node: NodeSettings, shape: Shape | None, pictures: Pictures | 
 def _untrusted(what: str, spec: str) -> str:
     module = spec.partition(":")[0]
     return (
-        f"{what} '{spec}' was not checked: it is code that you have not trained with on this machine. "
+        f"{what} '{spec}' {UNCHECKED}: it is code that you have not trained with on this machine. "
         f"If you trust it, set {TRUST_VARIABLE}={module} in the environment."
     )

@@ -12,8 +12,9 @@ from pathlib import Path
 from ..config import Config, load_config
 from ..errors import ConfigError, HeteroSSFLError
 from ..federation.sites.node import NodeSettings, read_node
+from ..plugins import modules_beside
 from . import check_files, check_nodes
-from .findings import Finding, collect
+from .findings import UNCHECKED, Finding, collect
 from .layout import NODE_PORT, Deployment
 
 
@@ -62,7 +63,7 @@ def check_folder(folder: Path, port: int | None = None) -> list[Finding]:
     if place.server is not None:
         config, shape = _server(place, place.server, found)
     elif place.deployment is not None:
-        found.append(Finding("server", "settings", "warning", "its folder is not here and was not checked"))
+        found.append(Finding("server", "settings", "warning", f"its folder is not here and {UNCHECKED}"))
     settings, trusted = {}, not any(it.what == "certificates" and it.level == "stops" for it in found)
     for name, path in place.nodes.items():
         node = _settings(name, path, found)
@@ -71,7 +72,7 @@ def check_folder(folder: Path, port: int | None = None) -> list[Finding]:
             found += _node(name, path, node, config, shape)
         found += _files_of_node(place, name, path, trusted)
     absent = [name for name in place.deployment.nodes if name not in place.nodes] if place.deployment else []
-    found += [Finding(name, "settings", "warning", "its folder is not here and was not checked") for name in absent]
+    found += [Finding(name, "settings", "warning", f"its folder is not here and {UNCHECKED}") for name in absent]
     if config is not None and config.privacy.secure:
         for name, node in settings.items():
             names = [other.name for other in settings.values()]
@@ -149,11 +150,12 @@ def _node(
     except HeteroSSFLError as error:
         yield Finding(name, "images", "stops", str(error))
     size = check_nodes.encoder_shape(node, shape, pictures)
-    encoder = list(collect(name, "encoder", check_nodes.check_encoder(node, size)))
-    yield from encoder
-    usable = pictures is not None and not any(it.level == "stops" for it in encoder)
-    if usable and config is not None and shape is not None:
-        yield from collect(name, "limits", check_nodes.check_limits(node, config, shape))
+    with modules_beside(path):  # as start.sh does
+        found = list(collect(name, "encoder", check_nodes.check_encoder(node, size)))
+        usable = pictures is not None and not any(it.level == "stops" for it in found)
+        if usable and config is not None and shape is not None:
+            found += collect(name, "limits", check_nodes.check_limits(node, config, shape))
+    yield from found
 
 
 def _files_of_node(place: Place, name: str, path: Path, server_trusted: bool) -> Iterator[Finding]:

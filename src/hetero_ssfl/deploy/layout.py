@@ -99,6 +99,19 @@ class Deployment:
         return "::" if ":" in self.host else "0.0.0.0"
 
 
+def node_names(count: int | None, listed: str | None) -> tuple[str, ...]:
+    """Return the names of a list such as "seaside,city", or so many numbered ones."""
+    if listed is None:
+        return tuple(f"node-{number}" for number in range(1, (count or 3) + 1))
+    names = tuple(name.strip() for name in listed.split(","))
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--names has '{twice}' twice. Give each node its own name.")
+    if count not in (None, len(names)):
+        raise ConfigError(f"--names has {len(names)} names, but --nodes is {count}. Leave --nodes out.")
+    return names
+
+
 def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -148,7 +148,7 @@ class Rehearsal:
         if self.proxied:
             superlink, authority = self.start_forwarder(name), "local.crt"
         port = str(free_port())  # for its own client processes; on separate machines all nodes use the same port
-        self.start(name, flower.supernode(str(folder), superlink, port, authority), folder)
+        self.start(name, flower.supernode(str(folder), superlink, port, authority), folder, modules=folder)
 
     def start_forwarder(self, name: str) -> str:
         """Start the nginx that presents the node's certificate to the proxy. Return its address."""
@@ -182,11 +182,16 @@ class Rehearsal:
                     f"Create a new one with: hetero-ssfl deploy renew {it.folder}{option}"
                 )
 
-    def start(self, name: str, command: list[str], cwd: Path) -> Process:
+    def start(self, name: str, command: list[str], cwd: Path, modules: Path | None = None) -> Process:
+        """Start a program. `modules` is a folder in which it also finds Python modules, as start.sh does."""
         if name in self.processes:
             self.processes[name].stop()
         program = [_executable(command[0]), *command[1:]]
-        process = Process(program, self.logs / f"{name}.log", cwd, self.environment(name), self.watchdog)
+        environment = self.environment(name)
+        if modules is not None:
+            known = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
+            environment["PYTHONPATH"] = os.pathsep.join([*known, str(modules)])
+        process = Process(program, self.logs / f"{name}.log", cwd, environment, self.watchdog)
         self.processes[name] = process
         process.start()
         return process

@@ -22,12 +22,21 @@ ENCODERS = (  # different for each participant
 )
 
 # Initial values of a federation's config: to be edited, or (demo) small enough to run within minutes.
-START = {"rounds": 10, "local_epochs": 2, "side": 32, "channels": 3, "rad": "rad", "rad_size": 500, "data": "images"}
-DEMO = {"rounds": 3, "local_epochs": 1, "side": 16, "channels": 1, "rad": "digits", "rad_size": 64, "data": "digits"}
+ALL = "# size = 200  # by default all images of `source`, but at most 300"
+START = {"rounds": 10, "local_epochs": 2, "side": 32, "channels": 3, "rad": "rad", "rad_size": ALL, "data": "images"}
+SMALL = "size = 64"
+DEMO = {"rounds": 3, "local_epochs": 1, "side": 16, "channels": 1, "rad": "digits", "rad_size": SMALL, "data": "digits"}
 
 KEYS = """\
 key = "node.key"     # signs this node's part in secure sums
 peers = "peers"      # public keys of all nodes: check with their owners that these are theirs
+"""
+
+RENAMING = "# To change the name later, also rename NAME.pub in peers/ of every node and in server/node-keys/.\n"
+
+OWN_MODULES = """\
+# An encoder "my_module:MyEncoder" can be in my_module.py, next to node.toml.
+export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$here"
 """
 
 
@@ -137,7 +146,9 @@ class Writer:
     def write_node(self, name: str, encoder: str, settings: Mapping[str, object]) -> None:
         it, folder = self.deployment, f"nodes/{name}"
         keys = KEYS if it.secure else ""
-        self.put(f"{folder}/node.toml", fill("node.toml", **settings, name=name, encoder=encoder, keys=keys))
+        own = {"name": name, "encoder": encoder, "keys": keys}
+        own["renaming"] = RENAMING.replace("NAME", name) if it.secure else ""
+        self.put(f"{folder}/node.toml", fill("node.toml", **settings, **own))
         self.write_loop(folder)
         if it.secure:
             self.put(f"{folder}/forwarder.conf", nginx.forwarder(it))
@@ -148,7 +159,7 @@ class Writer:
             superlink = "${SUPERLINK:-" + it.entrance + "}"
             body = _forever(flower.supernode("$here", superlink, f"${{NODE_PORT:-{NODE_PORT}}}", None))
         about = "Take part in the federation until stopped. NODE_PORT names another port for the node's own processes."
-        self.script(f"{folder}/start.sh", about, body)
+        self.script(f"{folder}/start.sh", about, OWN_MODULES + body)
 
     def write_about(self, days: int) -> None:
         it = self.deployment

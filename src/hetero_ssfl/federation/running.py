@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..config import Config, differences, flat
 from ..consensus import mutual_cka
-from ..data import fit_to_data, is_here
+from ..data import fit_rad, fit_to_data, is_here
 from ..errors import ConfigError, DataError, HeteroSSFLError, RunError
 from ..evaluation import extract_features
 from ..events import Listener, Progressed
@@ -58,8 +58,8 @@ def start(config: Config, run_dir: Path, listen: Listener, nodes: Sequence[Path]
 
 
 def fitted(config: Config, nodes: Sequence[Path] = ()) -> Config:
-    """Return the config as a run starts with it: with default sizes that fit the data, if one data set is split."""
-    return config if nodes else fit_to_data(config)
+    """Return the config as a run starts with it: with default sizes that fit the data on this machine."""
+    return fit_rad(config) if nodes else fit_to_data(config)
 
 
 def site_for(run_dir: Path, nodes: Sequence[Path] = ()) -> Site:

@@ -11,6 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ..config import load_config
+from ..data import fit_rad
 from ..errors import ConfigError, HeteroSSFLError
 from ..events import Answered, Event, Warned
 from .logs import log_to_stderr
@@ -25,7 +26,7 @@ server_app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     log_to_stderr("server")
     try:
-        config = load_config(_setting(context, "config"))
+        config = fit_rad(load_config(_setting(context, "config")))
         site = NodeSite()
         serve(grid, open_run(Path(_setting(context, "run-dir")), config, site), site, log_event)
     except HeteroSSFLError as error:

@@ -189,7 +189,8 @@ def compare_table(rows: list[dict[str, Any]]) -> Table:
     metric = rows[0]["metric"]
     table = Table(title=f"test accuracy (%), {metric.replace('_', ', ')}; difference to the first on equal seeds")
     table.add_column("run")
-    for heading in ("seeds", "mean", "sd over seeds", "sd over clients", "difference", "95 % interval"):
+    seeds = "seed" if all(len(row["seeds"]) == 1 for row in rows) else "seeds"
+    for heading in (seeds, "mean", "sd over seeds", "sd over clients", "difference", "95 % interval"):
         table.add_column(heading, justify="right")
     for row in rows:
         difference = row["difference_to_first"]

@@ -35,11 +35,15 @@ def read_new_data(data: Data, labels: Any, test: Data, config: Config, rad: Tens
 Scores = Iterator[tuple[str, dict[str, float]]]
 
 
-def evaluate_run_on(folder: RunFolder, source: str, config: Config) -> tuple[Scores, dict[str, str]]:
-    """Test all encoders of a run that can be built here on another source. Return the reasons for missing ones, too."""
+def evaluate_run_on(folder: RunFolder, source: str, config: Config) -> tuple[Scores, dict[str, str], int]:
+    """Test all encoders of a run that can be built here on another source.
+
+    Also return the reasons for missing ones, and the number of classes.
+    """
     built = encoders_of(folder, open_site(folder)).require()
     assert built.rad is not None
-    return evaluate_on(built.found, *read_new_data(source, None, None, config, built.rad), config), built.missing
+    train, test = read_new_data(source, None, None, config, built.rad)
+    return evaluate_on(built.found, train, test, config), built.missing, len(train.classes)
 
 
 def evaluate_on(encoders: Mapping[str, nn.Module], train: Images, test: Images, config: Config) -> Scores:
