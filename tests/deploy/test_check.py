@@ -1,6 +1,7 @@
 """`deploy check`: each mistake that would stop a run is found before anything starts, and names the machine."""
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -41,7 +42,8 @@ def photos(folder: Path, count: int, mode: str = "RGB", side: int = 20) -> Path:
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     """A deployment with its images in place."""
     folder = tmp_path_factory.mktemp("sound") / "fl"
-    it = Deployment(folder, ("node-1", "node-2"), port=free_port())
+    port = 20_000 + os.getpid() % 10_000  # not one that the system gives to a connection of another test meanwhile
+    it = Deployment(folder, ("node-1", "node-2"), port=port)
     initialise(it)
     photos(it.server / "rad", 12)
     for name in it.nodes:
