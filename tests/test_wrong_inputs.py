@@ -14,6 +14,7 @@ import pytest
 from datasets import Dataset
 from PIL import Image
 
+from helpers.pieces import WRONG_ENCODERS
 from hetero_ssfl import Client, federate
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import HeteroSSFLError
@@ -21,20 +22,7 @@ from hetero_ssfl.federation import start
 
 Call = Callable[..., tuple[int, str, str]]
 
-CODE = """
-from torch import nn
-
-class Pair(nn.Conv2d):
-    def __init__(self):
-        super().__init__(1, 4, 3)
-
-    def forward(self, x):
-        return x.flatten(1), x
-
-class Colour(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Conv2d(3, 4, 3), nn.Flatten())
-
+CODE = f"""{WRONG_ENCODERS}
 class NotFinite(nn.Conv2d):
     def __init__(self):
         super().__init__(1, 4, 8)

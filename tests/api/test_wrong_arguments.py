@@ -14,25 +14,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from helpers.pieces import net
+from helpers.pieces import WRONG_ENCODERS, net
 from hetero_ssfl import Client, Run, RunFolder, cli, federate
 from hetero_ssfl.data import Images
 from hetero_ssfl.errors import ConfigError, DataError, HeteroSSFLError, RunError
-
-MODULE = """
-from torch import nn
-
-class Pair(nn.Conv2d):
-    def __init__(self):
-        super().__init__(1, 4, 3)
-
-    def forward(self, x):
-        return x.flatten(1), x
-
-class Colour(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Conv2d(3, 4, 3), nn.Flatten())
-"""
 
 
 @pytest.fixture
@@ -46,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken" / "notes.png").write_text("buy milk")
     (tmp_path / "noted" / "notes.txt").write_text("buy milk")
-    (tmp_path / "models_of_mine.py").write_text(MODULE)
+    (tmp_path / "models_of_mine.py").write_text(WRONG_ENCODERS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "models_of_mine", raising=False)

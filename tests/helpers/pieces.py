@@ -29,3 +29,20 @@ def net(**options: int) -> Net:
 
 SETTINGS = {"data.validation": 60}
 """Settings of the run that tests share."""
+
+
+WRONG_ENCODERS = """
+from torch import nn
+
+class Pair(nn.Conv2d):
+    def __init__(self):
+        super().__init__(1, 4, 3)
+
+    def forward(self, x):
+        return x.flatten(1), x
+
+class Colour(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 3), nn.Flatten())
+"""
+"""A module with encoders that cannot be used: one returns a tuple, one needs colour images."""

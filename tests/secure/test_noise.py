@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,3 +222,14 @@ def test_methods_without_noise_are_refused() -> None:
     config = parse_config("", [*ALONE, "method=fedbyol"])
     with pytest.raises(ConfigError, match="method 'fedbyol' has no noise"):
         method_for(config)
+
+
+def test_an_own_method_that_can_be_summed_but_has_no_noise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "summed.py").write_text(
+        "from hetero_ssfl.methods import Local\nclass Summed(Local):\n    sums_only = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="method 'summed:Summed' has no noise"):
+        method_for(parse_config("", [*ALONE, "method=summed:Summed"]))

@@ -56,7 +56,7 @@ def method_for(config: Config) -> Method:
             f"method '{config.method}' needs each client's reply, which privacy.secure = true hides. "
             "Use method = 'hetero-ssfl', or set privacy.secure = false."
         )
-    if config.privacy.epsilon is not None and not kind.sums_only:
+    if config.privacy.epsilon is not None and kind.with_noise is Method.with_noise:
         raise ConfigError(
             f"method '{config.method}' has no noise, which privacy.epsilon = {config.privacy.epsilon:g} asks for. "
             "Use method = 'hetero-ssfl', or leave privacy.epsilon out."
