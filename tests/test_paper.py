@@ -39,11 +39,21 @@ from hetero_ssfl.runs import RunFolder
 def test_every_cell_is_a_config_its_method_accepts(table: str, scale: str) -> None:
     cells = cells_of(table)  # type: ignore[arg-type]
     folders = {cell.folder(Path("root"), scale, 0) for cell in cells}
-    assert len(folders) == (len(cells) if table != "table4" else len(cells) // 2)
+    assert len(folders) == (len(cells) if table != "table4" else len(cells) // 2)  # a run has both its columns
     for cell in cells:
         config = cell.config(scale, seed=3)
         method_for(config)
         assert config.seed == 3
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_cells_of_different_tables_share_a_run_only_if_their_configs_are_equal(scale: str) -> None:
+    runs: dict[Path, set[str]] = {}
+    for table in FIGURES:
+        for cell in cells_of(table):  # type: ignore[arg-type]
+            runs.setdefault(cell.folder(Path("root"), scale, 0), set()).add(cell.config(scale, 0).to_toml())
+    assert all(len(configs) == 1 for configs in runs.values())
+    assert len(runs) == 36 + 12 + 8 + 1  # Table 3 without its first column, and local SSL of Table 4
 
 
 def test_full_scale_is_the_papers_setting() -> None:
@@ -262,9 +272,12 @@ def test_kept_figures_give_the_same_table_and_a_check_repeats_the_cheapest_cell(
         monkeypatch, capsys, *table, "--seeds", "2", "--root", str(tmp_path / "runs"), "--keep", str(kept), "--quiet"
     )
     files = sorted(kept.rglob("*.json"))
-    assert [file.name for file in files] == [f"all-local-SSL-seed{k}-small.json" for k in (0, 1)]
+    assert [file.name for file in files] == [f"all-local-SSL-seed{k}.json" for k in (0, 1)]
     assert {"command", "commit", "hours", "seed", "clients"} <= json.loads(files[0].read_text()).keys()
     assert paper_json(monkeypatch, capsys, *table, "--show", str(kept)) == made
+    elsewhere = ["--seeds", "2", "--root", str(tmp_path / "elsewhere"), "--keep", str(kept), "--quiet"]
+    assert paper_json(monkeypatch, capsys, *table, *elsewhere) == made
+    assert not (tmp_path / "elsewhere").exists()  # what is kept is not run again, here on a machine without the runs
     same = paper_json(monkeypatch, capsys, *table, "--check", str(kept))
     figures = same["kept"]
     assert isinstance(figures, list)

@@ -7,7 +7,7 @@ A cell is one run folder per seed. Missing or unfinished runs are run or resumed
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -166,15 +166,29 @@ class Cell:
         return f"{self.column}/{self.row}"
 
     @property
+    def source(self) -> tuple[str, str]:
+        """The table and column whose run this cell shows.
+
+        Both columns of Table 4 show one run, by architecture. Its federated rows are those of Table 1, and so is the
+        first column of Table 3.
+        """
+        if self.table == "table4":
+            return ("table1", "CIFAR-10") if self.row in FIGURES["table1"] else ("table4", "all")
+        return ("table1", "CIFAR-100") if self.column == "5 (5)" else (self.table, self.column)
+
+    @property
     def clients_shown(self) -> slice:
         """The clients that the cell covers. Table 4 shows one architecture, which every second client has."""
         return {"small clients": slice(0, None, 2), "large clients": slice(1, None, 2)}.get(self.column, slice(None))
 
-    def folder(self, root: Path, scale: str, seed: int) -> Path:
-        # The two columns of Table 4 come from the same run.
-        column = "all" if self.table == "table4" else self.column
+    def run_name(self, seed: int) -> Path:
+        """Return where a run of this cell belongs below the folder of a scale; cells with the same run share it."""
+        table, column = self.source
         words = f"{column} {self.row}".replace("(", "").replace(")", "").replace(",", "").split()
-        return root / scale / self.table / f"{'-'.join(words)}-seed{seed}"
+        return Path(table) / f"{'-'.join(words)}-seed{seed}"
+
+    def folder(self, root: Path, scale: str, seed: int) -> Path:
+        return root / scale / self.run_name(seed)
 
     def config(self, scale: str, seed: int, overrides: Sequence[str] = ()) -> Config:
         preset, changes, (small, large) = SCALES[scale]
@@ -182,7 +196,7 @@ class Cell:
         mixed = self.row in (HETERO, *OUR_ROWS) or self.table == "table4"
         models = [small, large] if mixed else [large]
         settings = [
-            f"name={self.table}",
+            f"name={self.source[0]}",
             f"seed={seed}",
             f"clients.models={models}",
             *(DATA[data] if scale != "smoke" else []),
@@ -234,34 +248,40 @@ def run_cells(
     quiet: bool,
     overrides: Sequence[str] = (),
     jobs: int = 1,
+    known: Callable[[Cell, int], bool] = lambda *_: False,
+    done: Callable[[Cell, int], None] = lambda *_: None,
 ) -> dict[Path, str]:
     """Run or resume unfinished cells, `jobs` runs at a time. Finished cells are left unchanged.
 
+    `known` says which cells and seeds need no run here; `done` is called after each of the others has finished.
     Return the reason for each run that a fault stopped; the other cells are run nevertheless.
     """
     runs = {
-        cell.folder(root, scale, seed): (f"{cell.name}, seed {seed}", cell.config(scale, seed, overrides))
-        for seed in range(seeds)
-        for cell in cells
+        cell.folder(root, scale, seed): (cell, seed) for seed in range(seeds) for cell in cells if not known(cell, seed)
     }
+    configs = {path: cell.config(scale, seed, overrides) for path, (cell, seed) in runs.items()}
+    titles = {path: f"{cell.name}, seed {seed}" for path, (cell, seed) in runs.items()}
     stopped: dict[Path, str] = {}
     if jobs == 1:
-        for path, (title, config) in runs.items():
+        for path, config in configs.items():
             try:
-                with RunView(console, title, quiet) as view:
+                with RunView(console, titles[path], quiet) as view:
                     start(config, path, view)
+                done(*runs[path])
             except FaultError as error:
                 stopped[path] = str(error)
         return stopped
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        waiting = {pool.submit(_run_alone, config.to_toml(), path): path for path, (_, config) in runs.items()}
-        done = track(as_completed(waiting), f"{jobs} runs at a time", len(waiting), console=console, disable=quiet)
-        for finished in done:
-            path, fault = waiting[finished], finished.result()
+        waiting = {pool.submit(_run_alone, config.to_toml(), path): path for path, config in configs.items()}
+        results = track(as_completed(waiting), f"{jobs} runs at a time", len(waiting), console=console, disable=quiet)
+        for result in results:
+            path, fault = waiting[result], result.result()
             if fault:
                 stopped[path] = fault
+            else:
+                done(*runs[path])
             if not quiet:
-                console.print(f"{runs[path][0]}: {'stopped' if fault else 'done'}", highlight=False)
+                console.print(f"{titles[path]}: {'stopped' if fault else 'done'}", highlight=False)
     return stopped
 
 
@@ -280,33 +300,42 @@ class RunScore:
 
     seed: int
     clients: dict[str, dict[str, float]]
-    """The metrics of every client of this cell that trained."""
+    """The metrics of every client."""
+    never_trained: list[str]
+    """Clients that no round selected, or whose replies were all excluded."""
     shared: dict[str, float]
     """The metrics of the global model, if the method has one."""
-    never_trained: int
     lost: list[str]
     """Descriptions of excluded replies and of clients that were absent at the end."""
     bytes_sent: float | None
     hours: float
     commit: str
 
-    def values(self, metric: str) -> list[float]:
-        return [figures[metric] for figures in self.clients.values() if metric in figures]
+    def values(self, cell: Cell, metric: str) -> list[float]:
+        """Return a metric of the clients that the cell covers, if they trained."""
+        trained = [self.clients[name] for name in self._names(cell) if name not in self.never_trained]
+        return [figures[metric] for figures in trained if metric in figures]
+
+    def never_trained_of(self, cell: Cell) -> int:
+        return len(set(self._names(cell)) & set(self.never_trained))
+
+    def _names(self, cell: Cell) -> list[str]:
+        return list(self.clients)[cell.clients_shown]
 
 
-def score_run(cell: Cell, folder: RunFolder) -> RunScore:
+def score_run(folder: RunFolder) -> RunScore:
     result, events = Result.read(folder), folder.events()
     replies = [e for e in events if isinstance(e, ClientTrained) and e.round > 0]
     trained = {e.client for e in replies if e.excluded is None}
-    shown = dict(list(result.results["clients"].items())[cell.clients_shown])
+    clients = result.results["clients"]
     lost = [f"{e.client} in round {e.round}: {e.excluded}" for e in replies if e.excluded is not None]
     lost += [f"{name} was absent at the end" for name in result.results.get("absent", [])]
     sizes = [e.bytes_up + e.bytes_down for e in replies if e.bytes_up is not None]
     return RunScore(
         seed=result.config.seed,
-        clients={name: figures for name, figures in shown.items() if name in trained},
+        clients=clients,
+        never_trained=[name for name in clients if name not in trained],
         shared=result.results.get("global", {}),
-        never_trained=len(set(shown) - trained),
         lost=lost,
         bytes_sent=mean(sizes) if sizes else None,
         hours=round(sum(e.seconds for e in events if isinstance(e, RoundDone)) / 3600, 3),
@@ -316,7 +345,7 @@ def score_run(cell: Cell, folder: RunFolder) -> RunScore:
 
 def finished_runs(cell: Cell, scale: Scale, seeds: int, root: Path) -> list[RunScore]:
     folders = [RunFolder(cell.folder(root, scale, seed)) for seed in range(seeds)]
-    return [score_run(cell, folder) for folder in folders if folder.finished]
+    return [score_run(folder) for folder in folders if folder.finished]
 
 
 def score(cell: Cell, runs: list[RunScore], metric: str = "linear_all", faults: Sequence[str] = ()) -> dict[str, Any]:
@@ -329,10 +358,11 @@ def score(cell: Cell, runs: list[RunScore], metric: str = "linear_all", faults: 
     known = sorted({name for run in runs for figures in run.clients.values() for name in figures})
     if known and metric not in known:
         raise ConfigError(f"'{cell.name}' has no metric '{metric}'. Choose --metric from: {', '.join(known)}.")
-    client_means = [mean(run.values(metric)) for run in runs if run.values(metric)]
+    of_clients = [values for run in runs if (values := run.values(cell, metric))]
+    client_means = [mean(values) for values in of_clients]
     shared = [run.shared[metric] for run in runs if metric in run.shared]
     values = shared or client_means
-    spreads = [stdev(run.values(metric)) for run in runs if len(run.values(metric)) > 1]
+    spreads = [stdev(values) for values in of_clients if len(values) > 1]
     classifiers = [run.shared["classifier_all"] for run in runs if "classifier_all" in run.shared]
     sent = [run.bytes_sent for run in runs if run.bytes_sent is not None]
     return {
@@ -346,8 +376,8 @@ def score(cell: Cell, runs: list[RunScore], metric: str = "linear_all", faults: 
         "clients_mean": mean(client_means) if client_means else None,
         "sd_over_clients": mean(spreads) if spreads else None,
         "classifier_mean": mean(classifiers) if classifiers else None,
-        "trained_clients": sum(len(run.values(metric)) for run in runs),
-        "never_trained_clients": sum(run.never_trained for run in runs),
+        "trained_clients": sum(len(values) for values in of_clients),
+        "never_trained_clients": sum(run.never_trained_of(cell) for run in runs),
         "lost": [*faults, *(text for run in runs for text in run.lost)],
         "stopped_runs": len(faults),
         "bytes_per_client_and_round": round(mean(sent)) if sent else None,

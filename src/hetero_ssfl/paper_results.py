@@ -1,7 +1,7 @@
 """Results of the paper's tables as small files that can be committed, and a check that they can be repeated.
 
-One file per cell and seed, RESULTS/SCALE/TABLE/CELL-seedN.json: the figures of `RunScore`, and the command that made
-them. Run folders (gigabytes) need not be kept.
+One file per run, RESULTS/SCALE/TABLE/CELL-seedN.json: the figures of `RunScore`, and the command that made them. A run
+that is kept is not run again, so a table can be continued on another machine without its run folders (gigabytes).
 """
 
 import json
@@ -20,27 +20,25 @@ from .screen import Console
 
 
 def result_file(results: Path, cell: Cell, scale: Scale, seed: int) -> Path:
-    column = f"-{cell.column.split()[0]}" if cell.table == "table4" else ""  # two columns of Table 4 share a run
-    return results / scale / cell.table / f"{cell.folder(Path(), scale, seed).name}{column}.json"
+    run = cell.run_name(seed)
+    return results / scale / run.with_name(f"{run.name}.json")
 
 
-def keep(cells: Sequence[Cell], scale: Scale, seeds: int, root: Path, results: Path) -> None:
-    """Write the figures of all finished runs."""
-    for cell in cells:
-        for seed in range(seeds):
-            folder = RunFolder(cell.folder(root, scale, seed))
-            if not folder.finished:
-                continue
-            command = f"hetero-ssfl paper {cell.table} --scale {scale} --only '{cell.name}' --seeds {seeds}"
-            file = result_file(results, cell, scale, seed)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps({"command": command, **asdict(score_run(cell, folder))}, indent=1) + "\n")
+def keep(cell: Cell, scale: Scale, seed: int, root: Path, results: Path) -> None:
+    """Write the figures of a run, if it is finished."""
+    folder = RunFolder(cell.folder(root, scale, seed))
+    if not folder.finished:
+        return
+    command = f"hetero-ssfl paper {cell.table} --scale {scale} --only '{cell.name}' --seeds {seed + 1}"
+    file = result_file(results, cell, scale, seed)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"command": command, **asdict(score_run(folder))}, indent=1) + "\n")
 
 
 def kept_runs(results: Path, cell: Cell, scale: Scale) -> list[RunScore]:
     """Return the kept runs of a cell, by seed."""
-    pattern = result_file(results, cell, scale, 0).name.replace("seed0", "seed*")
-    files = sorted((results / scale / cell.table).glob(pattern.replace("[", "[[]")))
+    first = result_file(results, cell, scale, 0)
+    files = first.parent.glob(first.name.replace("seed0", "seed*"))
     return sorted((_read(file) for file in files), key=lambda run: run.seed)
 
 
@@ -68,7 +66,7 @@ def check(cells: Sequence[Cell], scale: Scale, results: Path, metric: str, conso
     half = student(len(runs)) * stdev(figures) * (1 + 1 / len(runs)) ** 0.5
     with tempfile.TemporaryDirectory() as place:
         run_cells([cell], scale, 1, Path(place), console, quiet=False)
-        again = score_run(cell, RunFolder(cell.folder(Path(place), scale, 0)))
+        again = score_run(RunFolder(cell.folder(Path(place), scale, 0)))
     found = float(score(cell, [again], metric)["mean"])
     expected = [mean(figures) - half, mean(figures) + half]
     return {

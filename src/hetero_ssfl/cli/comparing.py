@@ -91,7 +91,10 @@ def paper(
         str, typer.Option(help="linear_all, linear_own (only the client's own classes), knn_all, finetune_1%, ...")
     ] = "linear_all",
     root: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/paper"),
-    keep: Annotated[Path | None, typer.Option(help="Also write each run's figures as a small file here.")] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="Keep each run's figures as a small file here; runs that are kept are not repeated."),
+    ] = None,
     check: Annotated[
         Path | None, typer.Option(help="Run the cheapest cell that is kept here again, and compare; print no table.")
     ] = None,
@@ -120,7 +123,7 @@ def paper(
     """
     from .. import paper_results
     from ..errors import ConfigError
-    from ..paper import cells_of, finished_runs, paper_table, run_cells, score
+    from ..paper import Cell, cells_of, finished_runs, paper_table, run_cells, score
 
     cells = cells_of(table, only)
     if set_ and (keep or check):
@@ -149,15 +152,23 @@ def paper(
         else:
             out.print(cost_table(costs))
         return
+
+    def known(cell: Cell, seed: int) -> bool:
+        return keep is not None and paper_results.result_file(keep, cell, scale, seed).exists()
+
+    def done(cell: Cell, seed: int) -> None:
+        if keep is not None:
+            paper_results.keep(cell, scale, seed, root, keep)
+
     try:
-        stopped = {} if show else run_cells(cells, scale, seeds, root, err, quiet, overrides, jobs)
+        stopped = {} if show else run_cells(cells, scale, seeds, root, err, quiet, overrides, jobs, known, done)
     except KeyboardInterrupt:
         err.print("Interrupted. Finished cells are kept. Run the same command again to continue.")
         sys.exit(130)
-    finally:
-        if keep:
-            paper_results.keep(cells, scale, seeds, root, keep)
-    runs = {c: paper_results.kept_runs(show, c, scale) if show else finished_runs(c, scale, seeds, root) for c in cells}
+    files = show or keep
+    runs = {
+        c: paper_results.kept_runs(files, c, scale) if files else finished_runs(c, scale, seeds, root) for c in cells
+    }
     faults = {c: [stopped[p] for k in range(seeds) if (p := c.folder(root, scale, k)) in stopped] for c in cells}
     scores = [score(cell, runs[cell], metric, faults[cell]) for cell in cells]
     if as_json:
