@@ -316,7 +316,7 @@ class Probe:
         rows = torch.randperm(len(rad), generator=rng)[: config.alignment.rad_batch or len(rad)]
         pixels = take(rad, rows, self.client.device)
         images = random_view(pixels, config.views, rng) if config.alignment.augment_rad else to_input(pixels)
-        return rows, self.client.learner.represent(images, config.alignment.layer)
+        return rows, self.client.learner.represent(images, config.alignment.trained_layer)
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -125,6 +125,31 @@ def test_the_gradient_of_relational_kl_is_correct() -> None:
     assert torch.autograd.gradcheck(lambda z: relational_kl(z, consensus, 0.5), live)
 
 
+def test_relational_kl_equals_its_formula_with_a_temperature_for_each_side() -> None:
+    live, consensus = features(6, 3, 0), features(6, 5, 1)
+    found = relational_kl(live, consensus, 0.5, 0.1)
+    unit = [(z / z.norm(dim=1, keepdim=True)).numpy() for z in (consensus, live)]
+    total = 0.0
+    for i in range(6):
+        others = [j for j in range(6) if j != i]
+        weights = [np.exp([z[i] @ z[j] / t for j in others]) for z, t in zip(unit, (0.1, 0.5), strict=True)]
+        p, q = (w / w.sum() for w in weights)
+        total += float((p * np.log(p / q)).sum())
+    assert float(found) == pytest.approx(total / 6, rel=1e-9)
+    assert float(relational_kl(live, consensus, 0.1)) == pytest.approx(float(relational_kl(live, consensus, 0.1, 0.1)))
+
+
+def test_a_cold_consensus_asks_only_for_the_nearest_neighbour() -> None:
+    live, consensus = features(12, 3, 5), features(12, 4, 0)
+    similarity = torch.nn.functional.normalize(consensus, dim=1) @ torch.nn.functional.normalize(consensus, dim=1).T
+    nearest = similarity.fill_diagonal_(-2).argmax(1)
+    mine = torch.nn.functional.normalize(live, dim=1)
+    given = (mine @ mine.T / 0.5).fill_diagonal_(float("-inf")).log_softmax(1)
+    cross_entropy = -given[range(12), nearest].mean()
+    assert float(relational_kl(live, consensus, 0.5, 1e-4)) == pytest.approx(float(cross_entropy), abs=1e-3)
+    assert float(relational_kl(live, consensus, 0.5, 0.5)) != pytest.approx(float(cross_entropy), abs=0.1)
+
+
 @pytest.mark.parametrize("distance", ["cka", "relational-kl"])
 @pytest.mark.parametrize("kernel", ["linear", "rbf", "polynomial"])
 def test_distance_is_zero_for_itself_and_larger_for_others(

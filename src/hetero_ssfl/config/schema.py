@@ -224,6 +224,9 @@ class AlignmentConfig(Section):
     """Rounds over which mu grows linearly from 0 to its value; 0 for a constant mu."""
     layer: Layer = "encoder"
     """The network whose output is the representation. The paper uses the predictor."""
+    live_layer: Layer | None = None
+    """The network whose output is compared with the consensus during training; by default `layer`. With "projector",
+    the term uses the same head as the local loss, and the encoder is free in how it represents the result."""
     distance: Literal["cka", "literal-cka", "relational-kl"] = "cka"
     """`cka`: 1 - CKA. `literal-cka`: CKA itself, as printed in the paper's formula, which pushes clients apart.
     `relational-kl`: the KL divergence between softmax similarities."""
@@ -241,6 +244,9 @@ class AlignmentConfig(Section):
     """Polynomial: (a.b / mean squared norm + 1) ** degree."""
     temperature: PositiveFloat = 0.1
     """`relational-kl`: the temperature of the softmax over similarities."""
+    consensus_temperature: PositiveFloat | None = None
+    """`relational-kl`: the temperature for the consensus; by default `temperature`. A lower one asks only for the
+    nearest neighbours of each image."""
     center: bool = True
     """Centre the kernels, as the name CKA says; the paper's formula does not."""
     normalize: bool = True
@@ -265,6 +271,11 @@ class AlignmentConfig(Section):
     many columns, or one per RAD image if there are fewer, in which case it is lossless."""
     wire: Literal["float32", "float16"] = "float32"
     """Number format of what is sent."""
+
+    @property
+    def trained_layer(self) -> Layer:
+        """The layer that the term changes."""
+        return self.live_layer or self.layer
 
     @model_validator(mode="after")
     def _sketch_fits_the_wire(self) -> "AlignmentConfig":

@@ -209,7 +209,7 @@ class Alignment:
         rows = torch.randperm(len(self.rad), generator=rng)[: self.batch]
         pixels = take(self.rad, rows, self.consensus.device)
         images = random_view(pixels, self.config.views, rng) if alignment.augment_rad else to_input(pixels)
-        live = learner.represent(images, alignment.layer)
+        live = learner.represent(images, alignment.trained_layer)
         all_rows, representations = self._with_memory(rows, live)
         return (
             self.mu

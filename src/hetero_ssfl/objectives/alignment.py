@@ -119,7 +119,8 @@ def alignment_distance(live: Tensor, consensus: Tensor, config: AlignmentConfig)
         if config.row_normalize:
             live = F.normalize(live, dim=1)
         if config.distance == "relational-kl":
-            return relational_kl(live - live.mean(0) if config.center else live, consensus, config.temperature)
+            live = live - live.mean(0) if config.center else live
+            return relational_kl(live, consensus, config.temperature, config.consensus_temperature)
         similarity = _similarity(live, consensus, config)
         return similarity if config.distance == "literal-cka" else 1 - similarity
 
@@ -134,12 +135,18 @@ def _similarity(live: Tensor, consensus: Tensor, config: AlignmentConfig) -> Ten
     return cka_debiased(k, mean) if debiased else cka(k, mean)
 
 
-def relational_kl(live: Tensor, consensus: Tensor, temperature: float) -> Tensor:
-    """Return the KL divergence between each image's softmax over its similarities to the other images."""
+def relational_kl(
+    live: Tensor, consensus: Tensor, temperature: float, consensus_temperature: float | None = None
+) -> Tensor:
+    """Return the KL divergence between each image's softmax over its similarities to the other images.
+
+    At a low `consensus_temperature` only the nearest neighbours of an image count. CKA is dominated by the few largest
+    directions of a kernel, on which clients agree anyway; which images are neighbours is where their mean is better.
+    """
     own = torch.eye(len(live), dtype=torch.bool, device=live.device)
     wanted, given = (
-        (F.normalize(z, dim=1) @ F.normalize(z, dim=1).T / temperature).masked_fill(own, float("-inf"))
-        for z in (consensus, live)
+        (F.normalize(z, dim=1) @ F.normalize(z, dim=1).T / t).masked_fill(own, float("-inf"))
+        for z, t in ((consensus, consensus_temperature or temperature), (live, temperature))
     )
     # The diagonal is -inf on both sides and would give 0 * nan: drop it.
     wanted, given = (m.log_softmax(1)[~own].view(len(live), -1) for m in (wanted, given))

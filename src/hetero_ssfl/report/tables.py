@@ -162,11 +162,8 @@ def interval95(values: Sequence[float]) -> list[float] | None:
     return [mean(values) - half, mean(values) + half]
 
 
-def paired_interval(first: list[Result], second: list[Result], metric: str, draws: int = 4000) -> list[float] | None:
-    """Return the 95 % bootstrap interval of the mean difference (second - first) per client and seed.
-
-    Seeds are drawn first, then clients within each seed, because clients of one run are not independent.
-    """
+def paired_interval(first: list[Result], second: list[Result], metric: str) -> list[float] | None:
+    """Return the 95 % bootstrap interval of the mean difference (second - first) per client and seed."""
     by_seed = {r.config.seed: r for r in first}
     differences = []
     for run in second:
@@ -174,7 +171,15 @@ def paired_interval(first: list[Result], second: list[Result], metric: str, draw
         names = [n for n in run.results["clients"] if other and other.score(n, metric) is not None]
         pairs = [(run.score(n, metric), other.score(n, metric)) for n in names if other]
         if pairs:
-            differences.append(np.array([a - b for a, b in pairs if a is not None and b is not None]))
+            differences.append([a - b for a, b in pairs if a is not None and b is not None])
+    return bootstrap_interval(differences)
+
+
+def bootstrap_interval(differences: list[list[float]], draws: int = 4000) -> list[float] | None:
+    """Return the 95 % interval of the mean of differences, which are given as one list of clients per seed.
+
+    Seeds are drawn first, then clients within each seed, because clients of one run are not independent.
+    """
     if not differences:
         return None
     rng = np.random.default_rng(0)

@@ -1,0 +1,129 @@
+"""The arms of preset `cifar10-workstation`: does training together help clients that learn alone?
+
+    HETERO_SSFL_DATA=... python experiments/arms.py --seeds 3    # resumable; kept runs are not repeated
+    HETERO_SSFL_DATA=... python experiments/arms.py --only together --seeds 3
+    python experiments/arms.py --table            # print what is there, run nothing
+
+All settings were chosen on validation images before (experiments/recipe.py). Each run probes the test images once, at
+its end, and leaves its figures in results/arms/ARM-seedN.json.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from recipe import CENTRAL, MACHINE, ONE_CORE, Stopwatch, write_result
+
+from hetero_ssfl.config import load_config
+from hetero_ssfl.environment import environment
+from hetero_ssfl.federation import start
+from hetero_ssfl.progress import RunView
+from hetero_ssfl.report.tables import bootstrap_interval, interval95
+from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.screen import Console
+
+RESULTS = Path(__file__).parents[1] / "results" / "arms"
+PRESET = "cifar10-workstation"
+
+ARMS: dict[str, list[str]] = {
+    "alone": ["method=local", "rad.in_ssl=false"],
+    "alone with RAD images": ["method=local"],
+    "together without RAD images in the local loss": ["rad.in_ssl=false"],
+    "together": [],
+    "central": [*CENTRAL, "rad.in_ssl=false"],
+}
+UNTRAINED = "untrained"  # not a run of its own: every run probes its untrained encoders too
+
+
+def file_of(arm: str, seed: int) -> Path:
+    return RESULTS / f"{arm.replace(' ', '-')}-seed{seed}.json"
+
+
+def run(arm: str, seed: int, root: Path, console: Console) -> None:
+    config = load_config(PRESET, [f"seed={seed}", *ONE_CORE, *ARMS[arm]])
+    path = root / file_of(arm, seed).stem
+    with RunView(console, f"{arm}, seed {seed}") as view:
+        start(config, path, Stopwatch(view, path, test=True))
+    folder = RunFolder(path)
+    results, seconds = folder.read_json("results.json"), json.loads((path / "cpu_seconds.json").read_text())
+    result = {
+        "command": f"python experiments/arms.py --only '{arm}' --seeds {seed + 1}",
+        "arm": arm,
+        "seed": seed,
+        "overrides": ARMS[arm],
+        "clients": results["clients"],
+        "untrained": results["untrained"],
+        "core_minutes": round(sum(seconds.values()) / 60, 2),
+        "commit": environment()["commit"],
+        "machine": MACHINE,
+    }
+    write_result(file_of(arm, seed), result)
+
+
+def kept(arm: str) -> dict[int, dict[str, Any]]:
+    """Return the results of an arm by seed; the untrained encoders are those of the clients."""
+    source = "together" if arm == UNTRAINED else arm
+    files = RESULTS.glob(file_of(source, 0).name.replace("seed0", "seed*"))
+    found = {result["seed"]: result for result in (json.loads(file.read_text()) for file in files)}
+    if arm == UNTRAINED:
+        found = {seed: {**result, "clients": result["untrained"], "core_minutes": 0} for seed, result in found.items()}
+    return dict(sorted(found.items()))
+
+
+def figures(results: dict[int, dict[str, Any]], metric: str) -> dict[int, list[float]]:
+    return {seed: [client[metric] for client in result["clients"].values()] for seed, result in results.items()}
+
+
+def print_table() -> None:
+    """One Markdown row per arm: means over clients, then mean and 95 % interval over seeds."""
+    print("| arm | seeds | linear probe | own classes | kNN | together minus this arm | core minutes |")
+    print("|---|---|---|---|---|---|---|")
+    together = figures(kept("together"), "linear_all")
+    for arm in [UNTRAINED, *ARMS]:
+        results = kept(arm)
+        if not results:
+            continue
+        own = "linear_own" if arm != "central" else None
+        cells = [over_seeds(figures(results, metric)) if metric else "-" for metric in ("linear_all", own, "knn_all")]
+        linear = figures(results, "linear_all")
+        paired = arm not in ("together", "central")  # the central model has no client to be paired with
+        gain = difference(together, linear) if paired else "-"
+        minutes = mean(result["core_minutes"] for result in results.values())
+        print(f"| {arm} | {len(results)} | {cells[0]} | {cells[1]} | {cells[2]} | {gain} | {minutes:.1f} |")
+
+
+def over_seeds(by_seed: dict[int, list[float]]) -> str:
+    means = [mean(values) for values in by_seed.values()]
+    interval = interval95(means)
+    return f"{mean(means):.1f}" + (f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else "")
+
+
+def difference(first: dict[int, list[float]], second: dict[int, list[float]]) -> str:
+    pairs = [[a - b for a, b in zip(first[s], second[s], strict=True)] for s in first.keys() & second.keys()]
+    interval = bootstrap_interval(pairs)
+    if interval is None:
+        return "-"
+    better = sum(value > 0 for values in pairs for value in values)
+    text = f"{mean(map(mean, pairs)):+.1f} ({interval[0]:+.1f} to {interval[1]:+.1f})"
+    return f"{text}, {better} of {sum(map(len, pairs))} clients"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=list(ARMS), default=list(ARMS), metavar="ARM")
+    parser.add_argument("--root", type=Path, default=Path("runs/arms"))
+    parser.add_argument("--seeds", type=int, default=1, help="run seeds 0 to N - 1")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    if not arguments.table:
+        for seed in range(arguments.seeds):
+            for arm in arguments.only:
+                if not file_of(arm, seed).exists():
+                    run(arm, seed, arguments.root, Console())
+    print_table()
+
+
+if __name__ == "__main__":
+    main()
