@@ -4,7 +4,7 @@
     HETERO_SSFL_DATA=... python experiments/selection.py --only FedEMA
     python experiments/selection.py --table                             # print what is there, run nothing
 
-Every method gets six trials of half the table's length (5 rounds of 2 epochs):
+Every method gets six trials of half the table's length (3 rounds of 2 epochs):
 1. four optimisers;
 2. with the best of them, two values of the method's own setting (mu, tau, threshold), or two more learning rates.
 The best mean linear probe over the clients' models wins. Test images are not looked at. The winners stand in
@@ -23,7 +23,7 @@ from hetero_ssfl.paper import HETERO, Cell, cells_of
 from hetero_ssfl.screen import Console
 
 RESULTS = Path(__file__).parents[1] / "results" / "selection"
-SHORT = ["rounds=5", "evaluation.every=5", "evaluation.untrained=false"]
+SHORT = ["rounds=3", "evaluation.every=3", "evaluation.untrained=false"]
 
 Trial = tuple[str, list[str]]
 

@@ -74,15 +74,18 @@ def test_full_scale_is_the_papers_setting() -> None:
     assert (many.clients.count, many.clients.selected_per_round(), many.data.source) == (100, 10, "cifar100")
 
 
-def test_our_rows_at_workstation_scale_use_the_recipe_of_the_preset_and_the_others_do_not() -> None:
+def test_rows_at_workstation_scale_share_images_and_views_but_only_ours_use_the_recipe_of_the_preset() -> None:
     preset = load_config("cifar10-workstation")
     cells = {cell.row: cell.config("workstation", 0) for cell in cells_of("table1", "CIFAR-10")}
-    for row in OUR_ROWS:
-        config = cells[row]
-        assert (config.ssl, config.optim, config.alignment) == (preset.ssl, preset.optim, preset.alignment)
+    for row, config in cells.items():
         assert (config.data, config.rad.size, config.views) == (preset.data, preset.rad.size, preset.views)
+        ours = (config.ssl, config.alignment) == (preset.ssl, preset.alignment)
+        assert ours == (row in OUR_ROWS)
+        assert config.rad.in_ssl == ("with RAD images" in row)
     assert cells["FedEMA"].ssl.kind == "byol"
-    assert cells[HETERO].alignment.estimator == "biased"
+    literal, defaults = cells[HETERO].alignment, load_config("paper").alignment
+    for key in ("distance", "layer", "trained_layer", "estimator", "power", "row_normalize", "augment_rad", "every"):
+        assert getattr(literal, key) == getattr(defaults, key), key
 
 
 def test_an_unknown_cell_names_the_nearest() -> None:

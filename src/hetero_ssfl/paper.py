@@ -41,6 +41,9 @@ LITERAL = [
     "alignment.row_normalize=false",
     "alignment.power=1.0",
     "alignment.augment_rad=false",
+    "alignment.distance=cka",
+    "alignment.live_layer=predictor",
+    "alignment.every=1",
 ]
 
 ROW_SETTINGS: dict[str, list[str]] = {
@@ -49,9 +52,9 @@ ROW_SETTINGS: dict[str, list[str]] = {
     "FedU": ["method=fedu"],
     "FedEMA": ["method=fedema"],
     HETERO: ["method=hetero-ssfl", *LITERAL],
-    OURS: ["method=hetero-ssfl"],
+    OURS: ["method=hetero-ssfl", "rad.in_ssl=false"],
     OURS_RAD: ["method=hetero-ssfl", "rad.in_ssl=true"],
-    ALONE: ["method=local"],
+    ALONE: ["method=local", "rad.in_ssl=false"],
     ALONE_RAD: ["method=local", "rad.in_ssl=true"],
     "FedEMA with RAD images": ["method=fedema", "rad.in_ssl=true"],
     "supervised FedAvg": ["method=fedavg"],
@@ -73,36 +76,18 @@ DATA: dict[str, list[str]] = {
 
 MU = {"CIFAR-10": "0.5", "CIFAR-100": "0.5", "Tiny-ImageNet": "1"}
 
-# The recipe of preset `cifar10-workstation`, which our own rows use at that scale. The other rows train with BYOL (or
-# SimSiam) as their authors do.
-RECIPE = [
-    "ssl.kind=simclr",
-    "optim.kind=adamw",
-    "optim.lr=0.001",
-    "optim.weight_decay=0.01",
-    "optim.warmup=0.5",
-    "alignment.estimator=debiased",
-    "alignment.augment_rad=false",
-]
-
-# What all rows of scale `workstation` share: the images, views and batches of preset `cifar10-workstation`, for fewer
-# epochs.
-WORKSTATION = [
-    "data.limit=20000",
-    "data.validation=2000",
-    "rad.size=2000",
-    "rounds=10",
-    "local_epochs=2",
-    "optim.batch=128",
-    "alignment.rad_batch=256",
-    *("views.brightness=0.4", "views.contrast=0.4", "views.saturation=0.4", "views.hue=0.1"),
-    "evaluation.every=0",
-]
+# At scale `workstation` our own rows use the preset's recipe. The other rows share its images, views and batches, and
+# train with BYOL (or SimSiam) as their authors do.
+AS_PUBLISHED = ["ssl.kind=byol", "rad.in_ssl=false"]
 
 # preset, overrides, (small model, large model): clients of Hetero-SSFL alternate, all others have the large one.
 SCALES: dict[str, tuple[str, list[str], tuple[str, str]]] = {
     "full": ("paper", [], ("resnet18", "resnet34")),
-    "workstation": ("cifar10-laptop", WORKSTATION, ("resnet8(width=16)", "resnet14(width=16)")),
+    "workstation": (
+        "cifar10-workstation",
+        ["local_epochs=2", "evaluation.every=0"],
+        ("resnet8(width=16)", "resnet14(width=16)"),
+    ),
     "laptop": ("cifar10-laptop", ["evaluation.every=0"], ("resnet8(width=16)", "resnet14(width=16)")),
     "smoke": ("smoke", ["evaluation.every=0", "local_epochs=2"], ("resnet8(width=4)", "resnet8(width=8)")),
 }
@@ -208,14 +193,14 @@ class Cell:
         settings += [f"clients.count={count}", f"clients.per_round={per_round}"]
         if self.row == "central BYOL":
             settings += ["clients.per_round=1"]
-        return load_config(preset, [*settings, *_ours(scale, self.row), *ROW_SETTINGS[self.row], *overrides])
+        return load_config(preset, [*settings, *_recipe(scale, self.row), *ROW_SETTINGS[self.row], *overrides])
 
 
-def _ours(scale: str, row: str) -> list[str]:
-    """Return our recipe at scale `workstation`, and our defaults as overrides at full scale, where preset `paper`
-    replaces them."""
-    if scale == "workstation":
-        return RECIPE if row in OUR_ROWS else CHOSEN.get(row, [])
+def _recipe(scale: str, row: str) -> list[str]:
+    """Return what the preset of the scale does not say: settings of other methods than ours at scale `workstation`,
+    and our defaults at full scale, where preset `paper` replaces them."""
+    if scale == "workstation" and row not in OUR_ROWS:
+        return [*AS_PUBLISHED, *CHOSEN.get(row, [])]
     if scale != "full" or row not in OUR_ROWS:
         return []
     ours = Config().alignment
