@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from recipe import CENTRAL, MACHINE, ONE_CORE, Stopwatch, write_result
+from recipe import CENTRAL, CKA, MACHINE, ONE_CORE, Stopwatch, write_result
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.environment import environment
@@ -31,6 +31,7 @@ ARMS: dict[str, list[str]] = {
     "alone": ["method=local", "rad.in_ssl=false"],
     "alone with RAD images": ["method=local"],
     "together without RAD images in the local loss": ["rad.in_ssl=false"],
+    "together, CKA": [*CKA],
     "together": [],
     "central": [*CENTRAL, "rad.in_ssl=false"],
 }
@@ -38,7 +39,7 @@ UNTRAINED = "untrained"  # not a run of its own: every run probes its untrained 
 
 
 def file_of(arm: str, seed: int) -> Path:
-    return RESULTS / f"{arm.replace(' ', '-')}-seed{seed}.json"
+    return RESULTS / f"{arm.replace(',', '').replace(' ', '-')}-seed{seed}.json"
 
 
 def run(arm: str, seed: int, root: Path, console: Console) -> None:

@@ -3,8 +3,11 @@
     HETERO_SSFL_DATA=... python experiments/recipe.py --stage A             # resumable; each variant takes minutes
     python experiments/recipe.py --stage A --table                          # print what is there, run nothing
 
-Stages: A, which local loss, optimiser and views learn best, for one client with all images; C, the alignment on top,
-for clients with two classes each, against its controls. The arms of the preset are in experiments/arms.py.
+Stages:
+A. which local loss, optimiser and views learn best, for one client with all images;
+C. the alignment on top of an early recipe, for clients with two classes each, against its controls;
+N. the alignment on top of the chosen recipe: the whole kernel or neighbourhoods, and how strongly.
+The arms of the preset are in experiments/arms.py.
 
 Each variant:
 1. trains in a run folder of its own, with probes on validation images before the first and after the last round;
@@ -43,9 +46,11 @@ THREE = "clients.models=['resnet8(width=16)', 'resnet10(width=16)', 'vit(width=9
 TWO_CLASSES = [*DATA, THREE, "evaluation.labels_per_class=500", "rounds=6", "local_epochs=2", "optim.batch=128"]
 RAD_2000 = "rad.size=2000"
 DEBIASED = ["alignment.estimator=debiased", "alignment.rad_batch=256"]
+CKA = ["alignment.distance=cka", "alignment.live_layer=encoder", "alignment.estimator=debiased", "alignment.mu=4"]
 COMMON: dict[str, tuple[str, list[str]]] = {
     "A": ("cifar10-laptop", [*DATA, *CENTRAL, "rounds=4", "local_epochs=2", "optim.batch=128", "evaluation.every=4"]),
     "C": ("cifar10-laptop", [*TWO_CLASSES, *ADAM, *SOFT, "ssl.kind=simclr", "evaluation.every=6"]),
+    "N": ("cifar10-workstation", ["evaluation.untrained=false"]),
 }
 
 VARIANTS: dict[str, dict[str, list[str]]] = {
@@ -96,6 +101,20 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
         "C-rad2000-kl": [RAD_2000, "alignment.distance=relational-kl"],
         "C-rad2000-alone-rad": [RAD_2000, "method=local", "rad.in_ssl=true"],
         "C-rad2000-together-rad": [RAD_2000, "rad.in_ssl=true"],
+    },
+    "N": {
+        "N-alone": ["method=local", "rad.in_ssl=false"],
+        "N-alone-rad": ["method=local"],
+        "N-cka": [*CKA],
+        "N-cka-mu16": [*CKA, "alignment.mu=16"],
+        "N-cka-constant": [*CKA, "alignment.ramp_rounds=0"],
+        "N-neighbours": [],
+        "N-neighbours-constant": ["alignment.ramp_rounds=0"],
+        "N-neighbours-mu0.75": ["alignment.mu=0.75"],
+        "N-neighbours-mu3": ["alignment.mu=3"],
+        "N-neighbours-soft": ["alignment.consensus_temperature=0.1"],
+        "N-neighbours-encoder": ["alignment.live_layer=encoder"],
+        "N-neighbours-original": ["alignment.augment_rad=false"],
     },
 }
 
