@@ -113,6 +113,7 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
         "N-neighbours-mu0.75": ["alignment.mu=0.75"],
         "N-neighbours-mu3": ["alignment.mu=3"],
         "N-neighbours-soft": ["alignment.consensus_temperature=0.1"],
+        "N-neighbours-memory": ["alignment.memory=372"],  # all 500 RAD images in each comparison
         "N-neighbours-encoder": ["alignment.live_layer=encoder"],
         "N-neighbours-original": ["alignment.augment_rad=false"],
     },

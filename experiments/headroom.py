@@ -1,0 +1,75 @@
+"""What the clients of finished runs know together: probes of all their features side by side, on validation images.
+
+    python experiments/headroom.py RUN [RUN ...]
+
+The mean kernel of all clients is the kernel of their scaled features side by side, so this is the probe of what each
+client is asked to learn from. `first 96` keeps the 96 largest directions, which is no wider than one encoder.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hetero_ssfl import Run
+from hetero_ssfl.consensus import flatten_spectrum
+from hetero_ssfl.evaluation.features import extract_features
+from hetero_ssfl.evaluation.probes import Labeled, probe
+from hetero_ssfl.federation.sites.simulated import SimulatedSite
+from hetero_ssfl.runs import RunFolder
+
+WIDTH = 96
+
+
+def kernel_features(train: Tensor, held_out: Tensor, power: float) -> tuple[Tensor, Tensor]:
+    """Return features whose inner products are a client's kernel, as in `consensus.kernel_factor`."""
+    train, held_out = F.normalize(train, dim=1), F.normalize(held_out, dim=1)
+    both = torch.cat([train, held_out]) - train.mean(0)
+    both = flatten_spectrum(both.double(), power).float()
+    return both[: len(train)], both[len(train) :]
+
+
+def measure(path: Path) -> dict[str, dict[str, float]]:
+    run, site = Run.open(path), SimulatedSite(RunFolder(path))
+    config, pool, held_out = run.config, site.pool(), site.held_out("validation")
+    labels, wanted = pool.labels, held_out.labels
+    assert labels is not None
+    assert wanted is not None
+
+    def accuracy(train: Tensor, test: Tensor) -> dict[str, float]:
+        return probe(Labeled(train, labels), Labeled(test, wanted), config.evaluation, config.seed)
+
+    encoders = [run.encoder(k) for k in range(config.clients.count)]
+    features = [(extract_features(e, pool.pixels), extract_features(e, held_out.pixels)) for e in encoders]
+    single = [accuracy(*pair) for pair in features]
+    kernels = [kernel_features(*pair, config.alignment.power) for pair in features]
+    train, test = (torch.cat([pair[side] for pair in kernels], dim=1) for side in (0, 1))
+    centre = train.mean(0)
+    directions = torch.linalg.svd(train - centre, full_matrices=False).Vh[:WIDTH].T
+    return {
+        "mean of the clients": {name: mean(found[name] for found in single) for name in single[0]},
+        "all side by side": accuracy(train, test),
+        f"first {WIDTH}": accuracy((train - centre) @ directions, (test - centre) @ directions),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--keep", type=Path, help="write the figures to this file")
+    arguments = parser.parse_args()
+    found = {path.name: measure(path) for path in arguments.runs}
+    print("| features | linear probe | kNN |\n|---|---|---|")
+    for features in next(iter(found.values())):
+        cells = [", ".join(f"{run[features][name]:.1f}" for run in found.values()) for name in ("linear", "knn")]
+        print(f"| {features} | {cells[0]} | {cells[1]} |")
+    if arguments.keep:
+        arguments.keep.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
