@@ -79,21 +79,25 @@ def figures(results: dict[int, dict[str, Any]], metric: str) -> dict[int, list[f
 
 
 def print_table() -> None:
-    """One Markdown row per arm: means over clients, then mean and 95 % interval over seeds."""
-    print("| arm | seeds | linear probe | own classes | kNN | together minus this arm | core minutes |")
-    print("|---|---|---|---|---|---|---|")
-    together = figures(kept("together"), "linear_all")
+    """One Markdown row per arm: means over clients, then mean and 95 % interval over seeds.
+
+    A gain is paired by seed and client; behind it stands for how many clients it is positive.
+    """
+    print("| arm | seeds | linear probe | together gains | kNN | together gains | own classes | core minutes |")
+    print("|---|---|---|---|---|---|---|---|")
+    together = kept("together")
     for arm in [UNTRAINED, *ARMS]:
         results = kept(arm)
         if not results:
             continue
-        own = "linear_own" if arm != "central" else None
-        cells = [over_seeds(figures(results, metric)) if metric else "-" for metric in ("linear_all", own, "knn_all")]
-        linear = figures(results, "linear_all")
-        paired = arm not in ("together", "central")  # the central model has no client to be paired with
-        gain = difference(together, linear) if paired else "-"
+        cells = []
+        for metric in ("linear_all", "knn_all"):
+            mine = figures(results, metric)
+            paired = arm not in ("together", "central")  # the central model has no client to be paired with
+            cells += [over_seeds(mine), difference(figures(together, metric), mine) if paired else "-"]
+        cells.append(over_seeds(figures(results, "linear_own")) if arm != "central" else "-")
         minutes = mean(result["core_minutes"] for result in results.values())
-        print(f"| {arm} | {len(results)} | {cells[0]} | {cells[1]} | {cells[2]} | {gain} | {minutes:.1f} |")
+        print(f"| {arm} | {len(results)} | {' | '.join(cells)} | {minutes:.1f} |")
 
 
 def over_seeds(by_seed: dict[int, list[float]]) -> str:
@@ -109,7 +113,7 @@ def difference(first: dict[int, list[float]], second: dict[int, list[float]]) ->
         return "-"
     better = sum(value > 0 for values in pairs for value in values)
     text = f"{mean(map(mean, pairs)):+.1f} ({interval[0]:+.1f} to {interval[1]:+.1f})"
-    return f"{text}, {better} of {sum(map(len, pairs))} clients"
+    return f"{text}, {better} of {sum(map(len, pairs))}"
 
 
 def main() -> None:
