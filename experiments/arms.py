@@ -3,6 +3,7 @@
     HETERO_SSFL_DATA=... python experiments/arms.py --seeds 3    # resumable; kept runs are not repeated
     HETERO_SSFL_DATA=... python experiments/arms.py --only together --seeds 3
     python experiments/arms.py --table            # print what is there, run nothing
+    python experiments/arms.py --table --figure docs/assets/arms.svg
 
 All settings were chosen on validation images before (experiments/recipe.py). Each run probes the test images once, at
 its end, and leaves its figures in results/arms/ARM-seedN.json.
@@ -20,6 +21,7 @@ from hetero_ssfl.config import load_config
 from hetero_ssfl.environment import environment
 from hetero_ssfl.federation import start
 from hetero_ssfl.progress import RunView
+from hetero_ssfl.report import plots
 from hetero_ssfl.report.tables import bootstrap_interval, interval95
 from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.screen import Console
@@ -116,12 +118,30 @@ def difference(first: dict[int, list[float]], second: dict[int, list[float]]) ->
     return f"{text}, {better} of {sum(map(len, pairs))}"
 
 
+def draw(path: Path) -> None:
+    """A dot per client and seed; the line is the mean. Small encoders differ by more than arms, so all are shown."""
+    arms = {arm: results for arm in [UNTRAINED, *ARMS] if (results := kept(arm))}
+    figure, panels = plots.subplots(1, 2, figsize=(9, 0.5 + 0.42 * len(arms)))
+    for axes, metric, title in zip(panels, ("linear_all", "knn_all"), ("linear probe", "kNN"), strict=True):
+        for place, (arm, results) in enumerate(arms.items()):
+            values = [value for seed in figures(results, metric).values() for value in seed]
+            colour = plots.BLUE if arm == "together" else plots.GREY
+            axes.plot(values, [place] * len(values), "o", color=colour, markersize=5, alpha=0.45, markeredgewidth=0)
+            axes.plot([mean(values)] * 2, [place - 0.32, place + 0.32], color=colour, linewidth=2.5)
+            axes.annotate(f"{mean(values):.1f}", (mean(values), place - 0.36), ha="center", va="bottom", fontsize=8)
+        axes.set(xlabel=f"test accuracy (%), {title}", ylim=(len(arms) - 0.5, -0.9))
+        axes.set_yticks(range(len(arms)), list(arms) if axes is panels[0] else [""] * len(arms), fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    plots.save(figure, path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=list(ARMS), default=list(ARMS), metavar="ARM")
     parser.add_argument("--root", type=Path, default=Path("runs/arms"))
     parser.add_argument("--seeds", type=int, default=1, help="run seeds 0 to N - 1")
     parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--figure", type=Path, help="also draw the arms to this file")
     arguments = parser.parse_args()
     if not arguments.table:
         for seed in range(arguments.seeds):
@@ -129,6 +149,8 @@ def main() -> None:
                 if not file_of(arm, seed).exists():
                     run(arm, seed, arguments.root, Console())
     print_table()
+    if arguments.figure:
+        draw(arguments.figure)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python experiments/headroom.py RUN [RUN ...]
 
 The mean kernel of all clients is the kernel of their scaled features side by side, so this is the probe of what each
-client is asked to learn from. `first 96` keeps the 96 largest directions, which is no wider than one encoder.
+client is asked to learn from. `first 96` keeps the 96 largest directions, which is no wider than one encoder. The CKA
+(debiased) is that between a client's kernel and the mean kernel.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from hetero_ssfl.consensus import flatten_spectrum
 from hetero_ssfl.evaluation.features import extract_features
 from hetero_ssfl.evaluation.probes import Labeled, probe
 from hetero_ssfl.federation.sites.simulated import SimulatedSite
+from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.runs import RunFolder
 
 WIDTH = 96
@@ -50,8 +52,12 @@ def measure(path: Path) -> dict[str, dict[str, float]]:
     train, test = (torch.cat([pair[side] for pair in kernels], dim=1) for side in (0, 1))
     centre = train.mean(0)
     directions = torch.linalg.svd(train - centre, full_matrices=False).Vh[:WIDTH].T
+    agreement = [float(factor_cka(F.normalize(own, dim=1), test, debiased=True)) for _, own in features]
     return {
-        "mean of the clients": {name: mean(found[name] for found in single) for name in single[0]},
+        "mean of the clients": {
+            **{name: mean(found[name] for found in single) for name in single[0]},
+            "cka": mean(agreement),
+        },
         "all side by side": accuracy(train, test),
         f"first {WIDTH}": accuracy((train - centre) @ directions, (test - centre) @ directions),
     }
@@ -63,10 +69,14 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     found = {path.name: measure(path) for path in arguments.runs}
-    print("| features | linear probe | kNN |\n|---|---|---|")
+    print("| features | " + " | ".join(f"{run}, linear | kNN | CKA" for run in found) + " |")
+    print("|---|" + "---|---|---|" * len(found))
     for features in next(iter(found.values())):
-        cells = [", ".join(f"{run[features][name]:.1f}" for run in found.values()) for name in ("linear", "knn")]
-        print(f"| {features} | {cells[0]} | {cells[1]} |")
+        cells = [
+            f"{run[features]['linear']:.1f} | {run[features]['knn']:.1f} | {run[features].get('cka', 1):.2f}"
+            for run in found.values()
+        ]
+        print(f"| {features} | " + " | ".join(cells) + " |")
     if arguments.keep:
         arguments.keep.write_text(json.dumps(found, indent=1) + "\n")
 
