@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test soak check tests browser proxy bench install clean
+.PHONY: demo test soak check tests browser proxy bench evidence install clean
 
 demo: $(VENV)/.demo-ready  ## five unlike encoders learn together on embedded data (about 3 minutes)
 	$(BIN)/hetero-ssfl demo
@@ -38,6 +38,17 @@ BENCHMARKS := overhead training views consensus bytes server secure probe startu
 bench: $(VENV)/.bench-ready  ## each prints ratios against baselines measured in the same run; then all in one table
 	set -e; for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py; done
 	$(BIN)/python benchmarks/summary.py
+
+PAPER := $(BIN)/hetero-ssfl paper --scale workstation --keep results --jobs 2 --set engine.workers=1
+
+evidence: $(VENV)/.demo-ready  ## the runs of docs/results.md that are not kept below results/ (a day on two cores, resumable)
+	$(BIN)/python experiments/arms.py --seeds 3
+	set -e; for sweep in "RAD size" "local epochs" mu kernel; do $(BIN)/python experiments/arms.py --sweep "$$sweep" --seeds 3; done
+	$(BIN)/python experiments/selection.py
+	$(PAPER) table1 --seeds 3 --only CIFAR-10
+	$(PAPER) table4 --seeds 3
+	$(PAPER) table2 --seeds 3 --only CIFAR-10
+	set -e; for table in table1 table2 table3; do $(PAPER) $$table --seeds 2; done
 
 install: $(VENV)/.dev-ready
 

@@ -1,7 +1,8 @@
-"""The arms of preset `cifar10-workstation`: does training together help clients that learn alone?
+"""The arms of preset `cifar10-workstation`: does training together help clients that learn alone, and what matters?
 
     HETERO_SSFL_DATA=... python experiments/arms.py --seeds 3    # resumable; kept runs are not repeated
     HETERO_SSFL_DATA=... python experiments/arms.py --only together --seeds 3
+    HETERO_SSFL_DATA=... python experiments/arms.py --sweep "RAD size" --seeds 3
     python experiments/arms.py --table            # print what is there, run nothing
     python experiments/arms.py --table --figure docs/assets/arms.svg
 
@@ -11,6 +12,7 @@ its end, and leaves its figures in results/arms/ARM-seedN.json.
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -38,6 +40,46 @@ ARMS: dict[str, list[str]] = {
     "together": [],
     "central": [*CENTRAL, "rad.in_ssl=false"],
 }
+
+
+def rad_of(size: int) -> list[str]:
+    """Change the size of the RAD, and leave the clients the images that they have."""
+    return [f"rad.size={size}", f"data.limit={9000 + size}"]
+
+
+def rounds_of(rounds: int, epochs: int) -> list[str]:
+    """Exchange kernels more or less often in the same number of epochs."""
+    return [f"rounds={rounds}", f"local_epochs={epochs}", f"alignment.ramp_rounds={rounds - 1}"]
+
+
+# What the paper varies. Each sweep contains the preset itself, the arm `together`.
+SWEEPS: dict[str, dict[str, list[str]]] = {
+    "RAD size": {
+        "RAD of 100": rad_of(100),
+        "RAD of 100, alone": ["method=local", *rad_of(100)],
+        "together": [],
+        "alone with RAD images": ARMS["alone with RAD images"],
+        "RAD of 1000": rad_of(1000),
+        "RAD of 1000, alone": ["method=local", *rad_of(1000)],
+    },
+    "local epochs": {
+        "24 rounds of 1 epoch": rounds_of(24, 1),
+        "12 rounds of 2 epochs": rounds_of(12, 2),
+        "together": [],
+        "3 rounds of 8 epochs": rounds_of(3, 8),
+    },
+    "mu": {
+        "alone with RAD images": ARMS["alone with RAD images"],
+        "mu 0.5": ["alignment.mu=0.5"],
+        "together": [],
+        "mu 4.5": ["alignment.mu=4.5"],
+    },
+    "kernel": {
+        "together, CKA": [*CKA],
+        "together, CKA, RBF": [*CKA, "alignment.kernel=rbf"],
+    },
+}
+EVERYTHING = {**ARMS, **{arm: settings for sweep in SWEEPS.values() for arm, settings in sweep.items()}}
 UNTRAINED = "untrained"  # not a run of its own: every run probes its untrained encoders too
 
 
@@ -46,7 +88,7 @@ def file_of(arm: str, seed: int) -> Path:
 
 
 def run(arm: str, seed: int, root: Path, console: Console) -> None:
-    config = load_config(PRESET, [f"seed={seed}", *ONE_CORE, *ARMS[arm]])
+    config = load_config(PRESET, [f"seed={seed}", *ONE_CORE, *EVERYTHING[arm]])
     path = root / file_of(arm, seed).stem
     with RunView(console, f"{arm}, seed {seed}") as view:
         start(config, path, Stopwatch(view, path, test=True))
@@ -56,7 +98,7 @@ def run(arm: str, seed: int, root: Path, console: Console) -> None:
         "command": f"python experiments/arms.py --only '{arm}' --seeds {seed + 1}",
         "arm": arm,
         "seed": seed,
-        "overrides": ARMS[arm],
+        "overrides": EVERYTHING[arm],
         "clients": results["clients"],
         "untrained": results["untrained"],
         "core_minutes": round(sum(seconds.values()) / 60, 2),
@@ -80,7 +122,7 @@ def figures(results: dict[int, dict[str, Any]], metric: str) -> dict[int, list[f
     return {seed: [client[metric] for client in result["clients"].values()] for seed, result in results.items()}
 
 
-def print_table() -> None:
+def print_table(arms: Iterable[str] = (UNTRAINED, *ARMS)) -> None:
     """One Markdown row per arm: means over clients, then mean and 95 % interval over seeds.
 
     A gain is paired by seed and client; behind it stands for how many clients it is positive.
@@ -88,7 +130,7 @@ def print_table() -> None:
     print("| arm | seeds | linear probe | together gains | kNN | together gains | own classes | core minutes |")
     print("|---|---|---|---|---|---|---|---|")
     together = kept("together")
-    for arm in [UNTRAINED, *ARMS]:
+    for arm in arms:
         results = kept(arm)
         if not results:
             continue
@@ -137,18 +179,20 @@ def draw(path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=list(ARMS), default=list(ARMS), metavar="ARM")
+    parser.add_argument("--sweep", choices=list(SWEEPS), help="run this sweep instead of the arms")
+    parser.add_argument("--only", nargs="*", choices=list(EVERYTHING), metavar="ARM")
     parser.add_argument("--root", type=Path, default=Path("runs/arms"))
     parser.add_argument("--seeds", type=int, default=1, help="run seeds 0 to N - 1")
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--figure", type=Path, help="also draw the arms to this file")
     arguments = parser.parse_args()
+    arms = list(SWEEPS[arguments.sweep] if arguments.sweep else ARMS)
     if not arguments.table:
         for seed in range(arguments.seeds):
-            for arm in arguments.only:
+            for arm in arguments.only or arms:
                 if not file_of(arm, seed).exists():
                     run(arm, seed, arguments.root, Console())
-    print_table()
+    print_table(arms if arguments.sweep else [UNTRAINED, *arms])
     if arguments.figure:
         draw(arguments.figure)
 

@@ -126,8 +126,12 @@ def paper(
     from ..paper import Cell, cells_of, finished_runs, paper_table, run_cells, score
 
     cells = cells_of(table, only)
-    if set_ and (keep or check):
-        raise ConfigError(f"--{'keep' if keep else 'check'} is for the table's own settings. Leave out --set.")
+    own = [setting for setting in set_ or [] if not setting.startswith("engine.")]
+    if own and (keep or check):
+        option = "--keep" if keep else "--check"
+        raise ConfigError(
+            f"{option} is for the table's own settings. Leave out --set {own[0]}; engine settings may stay."
+        )
     if check:
         compared = paper_results.check(cells, scale, check, metric, err)
         if as_json:
