@@ -109,13 +109,16 @@ def run(arm: str, seed: int, root: Path, console: Console) -> None:
 
 
 def kept(arm: str) -> dict[int, dict[str, Any]]:
-    """Return the results of an arm by seed; the untrained encoders are those of the clients."""
-    source = "together" if arm == UNTRAINED else arm
-    files = RESULTS.glob(file_of(source, 0).name.replace("seed0", "seed*"))
-    found = {result["seed"]: result for result in (json.loads(file.read_text()) for file in files)}
+    """Return the results of an arm by seed. `untrained` are the encoders of the clients before round 1."""
     if arm == UNTRAINED:
-        found = {seed: {**result, "clients": result["untrained"], "core_minutes": 0} for seed, result in found.items()}
+        return untrained("together")
+    files = RESULTS.glob(file_of(arm, 0).name.replace("seed0", "seed*"))
+    found = {result["seed"]: result for result in (json.loads(file.read_text()) for file in files)}
     return dict(sorted(found.items()))
+
+
+def untrained(arm: str) -> dict[int, dict[str, Any]]:
+    return {s: {**result, "clients": result["untrained"], "core_minutes": 0} for s, result in kept(arm).items()}
 
 
 def figures(results: dict[int, dict[str, Any]], metric: str) -> dict[int, list[float]]:
@@ -142,6 +145,9 @@ def print_table(arms: Iterable[str] = (UNTRAINED, *ARMS)) -> None:
         cells.append(over_seeds(figures(results, "linear_own")) if arm != "central" else "-")
         minutes = mean(result["core_minutes"] for result in results.values())
         print(f"| {arm} | {len(results)} | {' | '.join(cells)} | {minutes:.1f} |")
+    if "central" in arms and (results := kept("central")):
+        gain = difference(figures(results, "linear_all"), figures(untrained("central"), "linear_all"))
+        print(f"\nThe central model against its untrained encoder, linear probe: {gain} seeds")
 
 
 def over_seeds(by_seed: dict[int, list[float]]) -> str:
