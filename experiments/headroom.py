@@ -72,10 +72,11 @@ def main() -> None:
     print("| features | " + " | ".join(f"{run}, linear | kNN | CKA" for run in found) + " |")
     print("|---|" + "---|---|---|" * len(found))
     for features in next(iter(found.values())):
-        cells = [
-            f"{run[features]['linear']:.1f} | {run[features]['knn']:.1f} | {run[features].get('cka', 1):.2f}"
-            for run in found.values()
-        ]
+        cells = []
+        for run in found.values():
+            figures = run[features]
+            agreement = f"{figures['cka']:.2f}" if "cka" in figures else "-"
+            cells.append(f"{figures['linear']:.1f} | {figures['knn']:.1f} | {agreement}")
         print(f"| {features} | " + " | ".join(cells) + " |")
     if arguments.keep:
         arguments.keep.write_text(json.dumps(found, indent=1) + "\n")
