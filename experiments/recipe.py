@@ -114,6 +114,7 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
         "N-neighbours-mu3": ["alignment.mu=3"],
         "N-neighbours-soft": ["alignment.consensus_temperature=0.1"],
         "N-neighbours-memory": ["alignment.memory=372"],  # all 500 RAD images in each comparison
+        "N-neighbours-cheap": ["alignment.memory=372", "alignment.every=6"],
         "N-neighbours-encoder": ["alignment.live_layer=encoder"],
         "N-neighbours-original": ["alignment.augment_rad=false"],
     },

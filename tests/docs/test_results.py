@@ -1,0 +1,33 @@
+"""The tables on docs/results.md are printed from the files below results/."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "results.md").read_text().splitlines()
+
+
+@pytest.mark.parametrize("script", [name for name in ("arms", "selection") if (ROOT / "results" / name).exists()])
+def test_the_page_has_the_table_that_the_script_prints(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    importlib.import_module(script).print_table()
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) > 2
+    missing = [line for line in printed if line not in PAGE]
+    assert not missing
+
+
+@pytest.mark.parametrize("stage", ["A", "C", "N"])
+def test_every_result_of_the_search_is_on_the_page(
+    stage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    recipe = importlib.import_module("recipe")
+    recipe.print_table(list(recipe.VARIANTS[stage]), seeds=3)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) > 2
+    assert not [line for line in printed if line not in PAGE]
