@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.consensus import client_factor, kernel_factor, sketch, sketching_matrix
+from hetero_ssfl.data import to_input
 from hetero_ssfl.errors import ConfigError, ProtocolError
 from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState, Update, method_for
 from hetero_ssfl.methods.averaging import average
@@ -401,6 +402,22 @@ def test_a_step_aligns_on_rows_of_the_consensus() -> None:
     term = Alignment(client, consensus, mu=3.0)(client.learner, rng_for(2), 0)
     by_hand = alignment_distance(rad_representations(client), consensus, config.alignment)
     assert float(term.detach()) == pytest.approx(3 * float(by_hand), abs=1e-4)
+
+
+def test_the_compared_layer_can_differ_from_the_sent_one() -> None:
+    """The client sends its encoder's output; the term is the distance of its projector's output."""
+    config = config_with("alignment.rad_batch=0", "alignment.augment_rad=false", "alignment.live_layer=projector")
+    client = make_client(config)
+    client.learner.eval()
+    consensus = torch.randn(16, 5, generator=rng_for(1))
+    term = Alignment(client, consensus, mu=1.0)(client.learner, rng_for(2), 0)
+    projected = client.learner.represent(to_input(client.rad), "projector")
+    assert float(term.detach()) == pytest.approx(
+        float(alignment_distance(projected, consensus, config.alignment).detach()), abs=1e-4
+    )
+    sent = client.learner.represent(to_input(client.rad), "encoder")
+    assert torch.allclose(rad_representations(client), sent, atol=1e-5)
+    assert projected.shape[1] != sent.shape[1]
 
 
 def test_the_term_can_be_added_once_per_epoch() -> None:
