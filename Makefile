@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test soak check tests browser proxy bench evidence install clean
+.PHONY: demo test soak check tests browser proxy bench evidence tables install clean
 
 demo: $(VENV)/.demo-ready  ## five unlike encoders learn together on embedded data (about 3 minutes)
 	$(BIN)/hetero-ssfl demo
@@ -41,10 +41,13 @@ bench: $(VENV)/.bench-ready  ## each prints ratios against baselines measured in
 
 PAPER := $(BIN)/hetero-ssfl paper --scale workstation --keep results --jobs 2 --set engine.workers=1
 
-evidence: $(VENV)/.demo-ready  ## the runs of docs/results.md that are not kept below results/ (a day on two cores, resumable)
+evidence: $(VENV)/.demo-ready  ## arms, sweeps and trials of docs/results.md that are not kept below results/ (hours, resumable)
 	$(BIN)/python experiments/arms.py --seeds 3
 	set -e; for sweep in "RAD size" "local epochs" mu kernel; do $(BIN)/python experiments/arms.py --sweep "$$sweep" --seeds 3; done
 	$(BIN)/python experiments/selection.py
+
+# A kept run is never repeated: put the winners of the selection into paper.CHOSEN first.
+tables: $(VENV)/.demo-ready  ## the paper's tables at workstation scale, as far as they are not kept (hours, resumable)
 	$(PAPER) table1 --seeds 3 --only CIFAR-10
 	$(PAPER) table4 --seeds 3
 	$(PAPER) table2 --seeds 3 --only CIFAR-10

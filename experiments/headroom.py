@@ -3,8 +3,8 @@
     python experiments/headroom.py RUN [RUN ...]
 
 The mean kernel of all clients is the kernel of their scaled features side by side, so this is the probe of what each
-client is asked to learn from. `first 96` keeps the 96 largest directions, which is no wider than one encoder. The CKA
-(debiased) is that between a client's kernel and the mean kernel.
+client is asked to learn from. `first 96` keeps the 96 largest directions, which is not wider than the widest
+encoder. The CKA (debiased) is that between a client's kernel and the mean kernel.
 """
 
 import argparse

@@ -77,7 +77,7 @@ DATA: dict[str, list[str]] = {
 MU = {"CIFAR-10": "0.5", "CIFAR-100": "0.5", "Tiny-ImageNet": "1"}
 
 # At scale `workstation` our own rows use the preset's recipe. The other rows share its images, views and batches, and
-# train with BYOL (or SimSiam) as their authors do.
+# train with BYOL (or SimSiam) as their authors do. Their optimiser is the preset's unless CHOSEN has another.
 AS_PUBLISHED = ["ssl.kind=byol", "rad.in_ssl=false"]
 
 # preset, overrides, (small model, large model): clients of Hetero-SSFL alternate, all others have the large one.
