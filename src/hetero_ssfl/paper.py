@@ -44,6 +44,7 @@ LITERAL = [
     "alignment.distance=cka",
     "alignment.live_layer=predictor",
     "alignment.every=1",
+    "alignment.ramp_rounds=0",
 ]
 
 ROW_SETTINGS: dict[str, list[str]] = {
