@@ -77,6 +77,14 @@ def test_an_unknown_picture_format_raises_an_error(tmp_path: Path) -> None:
         plots.save(figure, tmp_path / "a.xyz")
 
 
+def test_the_same_figure_gives_the_same_svg_file(tmp_path: Path) -> None:
+    for name in ("a.svg", "b.svg"):
+        figure, axes = plots.subplots(figsize=(2, 2))
+        axes.plot([0, 1], "o", clip_on=True)
+        plots.save(figure, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
 def test_escape_sequences_of_a_run_folder_do_not_reach_the_terminal(tmp_path: Path) -> None:
     run = make(tmp_path / "a", [10.0])
     card = tmp_path / "a" / "models" / "client-000" / "card.json"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -78,10 +79,13 @@ def comparison(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure atomically."""
-    buffer = io.BytesIO()
+    """Write a figure atomically. The same figure gives the same .svg file, without date and random names."""
+    buffer, kind = io.BytesIO(), path.suffix.lstrip(".") or "png"
     try:
-        figure.savefig(buffer, format=path.suffix.lstrip(".") or "png", dpi=150, bbox_inches="tight")
+        with rc_context({"svg.hashsalt": "hetero-ssfl"}):
+            figure.savefig(
+                buffer, format=kind, dpi=150, bbox_inches="tight", metadata={"Date": None} if kind == "svg" else None
+            )
     except ValueError as error:
         raise ConfigError(
             f"cannot save a plot to '{path}': {error}. Use a name that ends in .png, .svg or .pdf."
