@@ -18,6 +18,8 @@ from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.events import ClientTrained
 from hetero_ssfl.methods import method_for
 from hetero_ssfl.paper import (
+    CHOSEN,
+    FEDSIMCLR,
     FIGURES,
     HETERO,
     OUR_ROWS,
@@ -53,7 +55,7 @@ def test_cells_of_different_tables_share_a_run_only_if_their_configs_are_equal(s
         for cell in cells_of(table):  # type: ignore[arg-type]
             runs.setdefault(cell.folder(Path("root"), scale, 0), set()).add(cell.config(scale, 0).to_toml())
     assert all(len(configs) == 1 for configs in runs.values())
-    assert len(runs) == 36 + 12 + 8 + 1  # Table 3 without its first column, and local SSL of Table 4
+    assert len(runs) == 39 + 16 + 12 + 1  # Table 3 without its first column, and local SSL of Table 4
 
 
 def test_full_scale_is_the_papers_setting() -> None:
@@ -80,12 +82,24 @@ def test_rows_at_workstation_scale_share_images_and_views_but_only_ours_use_the_
     for row, config in cells.items():
         assert (config.data, config.rad.size, config.views) == (preset.data, preset.rad.size, preset.views)
         ours = (config.ssl, config.alignment) == (preset.ssl, preset.alignment)
-        assert ours == (row in OUR_ROWS)
+        assert ours == (row in (*OUR_ROWS, FEDSIMCLR))
         assert config.rad.in_ssl == ("with RAD images" in row)
     assert cells["FedEMA"].ssl.kind == "byol"
     literal, defaults = cells[HETERO].alignment, load_config("paper").alignment
     for key in ("distance", "layer", "trained_layer", "estimator", "power", "row_normalize", "augment_rad", "every"):
         assert getattr(literal, key) == getattr(defaults, key), key
+    assert [m.encoder for m in cells[FEDSIMCLR].clients.models] == ["resnet14(width=16)"]  # as FedBYOL
+
+
+def test_chosen_settings_hold_for_the_row_with_rad_images_too_and_selection_begins_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(CHOSEN, "FedEMA", ["averaging.tau=0.123"])
+    for row in ("FedEMA", "FedEMA with RAD images"):
+        cell = cells_of("table1", f"CIFAR-10/{row}")[0]
+        assert cell.config("workstation", 0).averaging.tau == 0.123
+        assert cell.config("workstation", 0, chosen=False).averaging.tau == 0.7
+        assert cell.config("laptop", 0).averaging.tau == 0.7
 
 
 def test_an_unknown_cell_names_the_nearest() -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .methods import FedBYOL as FedBYOL
     from .methods import FedEMA as FedEMA
     from .methods import FedSimSiam as FedSimSiam
+    from .methods import FedSSL as FedSSL
     from .methods import FedU as FedU
     from .methods import HeteroSSFL as HeteroSSFL
     from .methods import Local as Local
@@ -61,6 +62,7 @@ _HOME = {
     "Method": "methods",
     "HeteroSSFL": "methods",
     "Local": "methods",
+    "FedSSL": "methods",
     "FedBYOL": "methods",
     "FedSimSiam": "methods",
     "FedU": "methods",

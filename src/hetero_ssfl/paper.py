@@ -32,6 +32,7 @@ Scale = Literal["full", "workstation", "laptop", "smoke"]
 
 HETERO, OURS = "Hetero-SSFL", "Hetero-SSFL, our defaults"
 OURS_RAD = "Hetero-SSFL with RAD images, our defaults"
+FEDSIMCLR = "FedSimCLR"
 ALONE, ALONE_RAD = "local SSL, our defaults", "local SSL with RAD images, our defaults"
 GLOBAL = "global model"
 
@@ -50,6 +51,7 @@ LITERAL = [
 ROW_SETTINGS: dict[str, list[str]] = {
     "FedBYOL": ["method=fedbyol"],
     "FedSimSiam": ["method=fedsimsiam", "ssl.kind=simsiam"],
+    FEDSIMCLR: ["method=fedssl", "ssl.kind=simclr", "rad.in_ssl=false"],
     "FedU": ["method=fedu"],
     "FedEMA": ["method=fedema"],
     HETERO: ["method=hetero-ssfl", *LITERAL],
@@ -77,8 +79,9 @@ DATA: dict[str, list[str]] = {
 
 MU = {"CIFAR-10": "0.5", "CIFAR-100": "0.5", "Tiny-ImageNet": "1"}
 
-# At scale `workstation` our own rows use the preset's recipe. The other rows share its images, views and batches, and
-# train with BYOL (or SimSiam) as their authors do. Their optimiser is the preset's unless CHOSEN has another.
+# At scale `workstation` our own rows use the preset's recipe. FedSimCLR averages weights with the same local loss. The
+# other rows share its images, views and batches, and train with BYOL (or SimSiam) as their authors do. Their optimiser
+# is the preset's unless CHOSEN has another.
 AS_PUBLISHED = ["ssl.kind=byol", "rad.in_ssl=false"]
 
 # preset, overrides, (small model, large model): clients of Hetero-SSFL alternate, all others have the large one.
@@ -106,6 +109,7 @@ FIGURES: dict[str, dict[str, list[str]]] = {
         OURS_RAD: ["-", "-", "-"],
         ALONE: ["-", "-", "-"],
         ALONE_RAD: ["-", "-", "-"],
+        FEDSIMCLR: ["-", "-", "-"],
         "FedEMA with RAD images": ["-", "-", "-"],
         "supervised FedAvg": ["68.5 ± 1.7", "44.29 ± 1.34", "27.2 ± 3.2"],
         "central BYOL": ["94.3 ± 0.2", "74.2 ± 0.67", "78.7 ± 1.3"],
@@ -117,12 +121,16 @@ FIGURES: dict[str, dict[str, list[str]]] = {
         "FedEMA": ["85.9", "25.7"],
         HETERO: ["88.5", "34.8"],
         OURS: ["-", "-"],
+        ALONE: ["-", "-"],
+        FEDSIMCLR: ["-", "-"],
     },
     "table3": {
         "FedU": ["58.9", "48.29", "41.1"],
         "FedEMA": ["61.8", "52.5", "42.0"],
         HETERO: ["67.7", "57.5", "43.3"],
         OURS: ["-", "-", "-"],
+        ALONE: ["-", "-", "-"],
+        FEDSIMCLR: ["-", "-", "-"],
     },
     "table4": {
         "local SSL": ["71.9", "77.8"],
@@ -176,7 +184,8 @@ class Cell:
     def folder(self, root: Path, scale: str, seed: int) -> Path:
         return root / scale / self.run_name(seed)
 
-    def config(self, scale: str, seed: int, overrides: Sequence[str] = ()) -> Config:
+    def config(self, scale: str, seed: int, overrides: Sequence[str] = (), chosen: bool = True) -> Config:
+        """Return the settings of a run; without `chosen`, those with which experiments/selection.py begins."""
         preset, changes, (small, large) = SCALES[scale]
         data = self.column if self.column in DATA else {"table3": "CIFAR-100", "table4": "CIFAR-10"}[self.table]
         mixed = self.row in (HETERO, *OUR_ROWS) or self.table == "table4"
@@ -194,14 +203,15 @@ class Cell:
         settings += [f"clients.count={count}", f"clients.per_round={per_round}"]
         if self.row == "central BYOL":
             settings += ["clients.per_round=1"]
-        return load_config(preset, [*settings, *_recipe(scale, self.row), *ROW_SETTINGS[self.row], *overrides])
+        return load_config(preset, [*settings, *_recipe(scale, self.row, chosen), *ROW_SETTINGS[self.row], *overrides])
 
 
-def _recipe(scale: str, row: str) -> list[str]:
+def _recipe(scale: str, row: str, chosen: bool) -> list[str]:
     """Return what the preset of the scale does not say: settings of other methods than ours at scale `workstation`,
     and our defaults at full scale, where preset `paper` replaces them."""
     if scale == "workstation" and row not in OUR_ROWS:
-        return [*AS_PUBLISHED, *CHOSEN.get(row, [])]
+        published = [] if row == FEDSIMCLR else AS_PUBLISHED
+        return [*published, *(CHOSEN.get(row.removesuffix(" with RAD images"), []) if chosen else [])]
     if scale != "full" or row not in OUR_ROWS:
         return []
     ours = Config().alignment

@@ -121,7 +121,7 @@ def test_every_variant_of_a_step_stays_on_its_device(settings: list[str]) -> Non
     assert_same_on_the_accelerator(tiny(*settings))
 
 
-@pytest.mark.parametrize("method", ["local", "fedbyol", "fedu", "fedema", "fedavg", "fedsimsiam"])
+@pytest.mark.parametrize("method", ["local", "fedssl", "fedbyol", "fedu", "fedema", "fedavg", "fedsimsiam"])
 def test_every_method_trains_on_the_accelerator(method: str) -> None:
     kind = "simsiam" if method == "fedsimsiam" else "byol"
     assert_same_on_the_accelerator(

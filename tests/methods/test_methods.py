@@ -495,6 +495,16 @@ def test_a_method_for_another_ssl_kind_is_refused() -> None:
         method_for(load_config("smoke", [*SMALL, "method=fedsimsiam"]))
 
 
+@pytest.mark.parametrize("kind", ["byol", "simsiam"])
+def test_fedssl_contains_fedbyol_and_fedsimsiam(kind: str) -> None:
+    states = [
+        play(method_for(c), c, 2)[0]
+        for name in ("ssl", kind)
+        if (c := config_with(f"method=fed{name}", f"ssl.kind={kind}"))
+    ]
+    assert all(torch.equal(states[0].shared[key], states[1].shared[key]) for key in states[1].shared)
+
+
 def test_supervised_fedavg_learns_its_labels_and_does_not_train_the_heads_of_byol() -> None:
     config = config_with("method=fedavg", "optim.schedule=constant", "local_epochs=10")
     method, client = method_for(config), make_client(config)
@@ -521,7 +531,9 @@ def test_fedbyol_does_not_send_the_target_network() -> None:
     assert {key.partition(".")[0] for key in update.arrays} == {"encoder", "projector", "predictor"}
 
 
-@pytest.mark.parametrize(("name", "kind"), [("fedbyol", "byol"), ("fedsimsiam", "simsiam"), ("fedu", "byol")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("fedbyol", "byol"), ("fedsimsiam", "simsiam"), ("fedu", "byol"), ("fedssl", "simclr")]
+)
 def test_averaging_with_one_client_is_local_training_step_for_step(name: str, kind: str) -> None:
     alone = config_with("clients.count=1", "method=local", f"ssl.kind={kind}")
     averaged = config_with("clients.count=1", f"method={name}", f"ssl.kind={kind}")

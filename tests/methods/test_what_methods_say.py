@@ -39,7 +39,7 @@ def test_alone_nothing_is_sent() -> None:
     assert bytes_of("local") == 0
 
 
-@pytest.mark.parametrize("name", ["fedbyol", "fedsimsiam", "fedu", "fedema", "fedavg"])
+@pytest.mark.parametrize("name", ["fedssl", "fedbyol", "fedsimsiam", "fedu", "fedema", "fedavg"])
 def test_averaging_costs_the_weights_both_ways(name: str) -> None:
     config = load_config("smoke", OVERRIDES)
     learner = build_learner(config.model_of(0), config.ssl, 1, 16, 0)

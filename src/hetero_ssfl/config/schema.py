@@ -394,7 +394,8 @@ class Config(Section):
     seed: NonNegativeInt = 0
     """Seed of all random choices: data split, weights, views, selection of clients."""
     method: str = "hetero-ssfl"
-    """`hetero-ssfl`, `local`, `fedbyol`, `fedsimsiam`, `fedu`, `fedema`, `fedavg`, or `package.module:callable`."""
+    """`hetero-ssfl`, `local`, `fedssl`, `fedbyol`, `fedsimsiam`, `fedu`, `fedema`, `fedavg`, or
+    `package.module:callable`."""
     rounds: PositiveInt = 10
     """Rounds of the run."""
     local_epochs: PositiveInt = 5

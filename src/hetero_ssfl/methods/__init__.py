@@ -6,14 +6,16 @@ from importlib.metadata import entry_points
 from ..config import Config
 from ..errors import ConfigError
 from ..plugins import find
-from .averaging import FedAvg, FedBYOL, FedSimSiam
+from .averaging import FedAvg, FedBYOL, FedSimSiam, FedSSL
 from .base import Broadcast, ClientId, Method, ServerState, Update
 from .fedema import FedEMA
 from .fedu import FedU
 from .hetero import HeteroSSFL
 from .local import Local
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (HeteroSSFL, Local, FedBYOL, FedSimSiam, FedU, FedEMA, FedAvg)}
+METHODS: dict[str, type[Method]] = {
+    m.name: m for m in (HeteroSSFL, Local, FedSSL, FedBYOL, FedSimSiam, FedU, FedEMA, FedAvg)
+}
 
 
 ENTRY_POINTS = "hetero_ssfl.methods"
@@ -45,7 +47,7 @@ def method_for(config: Config) -> Method:
     if kind.ssl_kind and config.ssl.kind != kind.ssl_kind:
         raise ConfigError(
             f"method '{config.method}' is defined for ssl.kind = '{kind.ssl_kind}', not '{config.ssl.kind}'. "
-            "Change ssl.kind or the method (fedbyol is for byol, fedsimsiam for simsiam)."
+            "Change ssl.kind, or use method = 'fedssl', which averages weights with any local loss."
         )
     if kind.needs_labels and config.rad.in_ssl:
         raise ConfigError(
@@ -77,6 +79,7 @@ __all__ = [
     "FedAvg",
     "FedBYOL",
     "FedEMA",
+    "FedSSL",
     "FedSimSiam",
     "FedU",
     "HeteroSSFL",

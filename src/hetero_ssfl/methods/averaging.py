@@ -1,4 +1,4 @@
-"""FedBYOL, FedSimSiam and supervised FedAvg. Each round:
+"""Averaging of weights: FedSSL, its cases FedBYOL and FedSimSiam, and supervised FedAvg. Each round:
 1. the server sends the global online encoder, projector and predictor, which replace the client's own;
 2. the client trains on its loss; BYOL's target network stays local;
 3. the client returns the three networks; the server averages them with weights n_k / n over the round's clients.
@@ -27,9 +27,10 @@ STATISTICS = ("running_mean", "running_var")
 SHORTCUTS = (".shortcut.", ".downsample.")  # their names in this package and in torchvision
 
 
-class FedBYOL(Method):
-    name = "fedbyol"
-    ssl_kind: ClassVar[str | None] = "byol"
+class FedSSL(Method):
+    """FedAvg of networks that train with any local loss. With SimCLR it is known as FedSimCLR."""
+
+    name = "fedssl"
     opening = "first"  # all clients start from one initialisation: an average of several would be useless
     averages_weights = True
     shared: ClassVar[tuple[str, ...]] = NETWORKS
@@ -80,18 +81,24 @@ class FedBYOL(Method):
         return replace(state, round=state.round + 1, shared=shared)
 
 
-class FedSimSiam(FedBYOL):
-    """FedBYOL without a target network."""
+class FedBYOL(FedSSL):
+    """FedSSL with BYOL, whose target networks stay with the clients."""
+
+    name = "fedbyol"
+    ssl_kind = "byol"
+
+
+class FedSimSiam(FedSSL):
+    """FedSSL with SimSiam."""
 
     name = "fedsimsiam"
     ssl_kind = "simsiam"
 
 
-class FedAvg(FedBYOL):
+class FedAvg(FedSSL):
     """Supervised training of the encoder and a linear classifier on one view of each image. BYOL's heads are unused."""
 
     name = "fedavg"
-    ssl_kind = None
     needs_labels = True
     shared = ("encoder.", "classifier.")
 
