@@ -495,6 +495,21 @@ def test_a_method_for_another_ssl_kind_is_refused() -> None:
         method_for(load_config("smoke", [*SMALL, "method=fedsimsiam"]))
 
 
+def test_averaging_refuses_weights_that_grew_more_than_tenfold_but_not_batchnorms_statistics() -> None:
+    config = config_with("method=fedbyol")
+    method = method_for(config)
+    state, (client, *_) = play(method, config, rounds=1)
+    update = method.local_update(client, method.broadcast(state, client.name))
+    busy = {  # after thousands of steps on large activations
+        key: torch.full_like(a, 10**5) if key.endswith(("num_batches_tracked", "running_var")) else a
+        for key, a in update.arrays.items()
+    }
+    method.check(state, client.name, replace(update, arrays=busy))
+    huge = {key: a * 11 if a.is_floating_point() else a for key, a in update.arrays.items()}
+    with pytest.raises(ProtocolError, match="times as large as the global weights"):
+        method.check(state, client.name, replace(update, arrays=huge))
+
+
 @pytest.mark.parametrize("kind", ["byol", "simsiam"])
 def test_fedssl_contains_fedbyol_and_fedsimsiam(kind: str) -> None:
     states = [

@@ -22,7 +22,7 @@ from .base import Broadcast, ClientId, Method, ServerState, Update, check_like
 
 ENCODER = ("encoder.", "projector.")
 NETWORKS = (*ENCODER, "predictor.")
-LARGEST_STEP = 10.0  # a round may multiply the norm of all weights by at most this factor
+LARGEST_STEP = 10.0  # a round may multiply the norm of all parameters by at most this factor
 STATISTICS = ("running_mean", "running_var")
 SHORTCUTS = (".shortcut.", ".downsample.")  # their names in this package and in torchvision
 
@@ -61,10 +61,10 @@ class FedSSL(Method):
                 raise ProtocolError(f"{client} sent no weights, expected the weights of its networks.")
             return
         check_like(update.arrays, state.shared, client)
-        size, usual = (sum(float(a.double().square().sum()) for a in m.values()) for m in (update.arrays, state.shared))
-        if size > LARGEST_STEP**2 * max(usual, 1.0):
+        size, usual = norm_of_parameters(update.arrays), norm_of_parameters(state.shared)
+        if size > LARGEST_STEP * max(usual, 1.0):
             raise ProtocolError(
-                f"{client} sent weights {(size / usual) ** 0.5:.0f} times as large as the global weights, "
+                f"{client} sent weights {size / usual:.0f} times as large as the global weights, "
                 f"expected at most {LARGEST_STEP:.0f} times."
             )
 
@@ -151,6 +151,12 @@ def divergence(a: Mapping[str, Tensor], b: Mapping[str, Tensor], norm: str) -> f
         convolutions = [k for k in weights if a[k].ndim == 4] or [k for k in weights if a[k].ndim > 1]
         return sum(float((a[k] - b[k]).norm()) for k in convolutions) / len(convolutions)
     return sum(float((a[k].double() - b[k].double()).square().sum()) for k in keys) ** 0.5
+
+
+def norm_of_parameters(weights: Mapping[str, Tensor]) -> float:
+    """Return ||W|| without BatchNorm's statistics and counters, which grow with the activations and steps."""
+    parameters = [w for key, w in weights.items() if w.is_floating_point() and not key.endswith(STATISTICS)]
+    return sum(float(w.double().square().sum()) for w in parameters) ** 0.5
 
 
 def shared_weights(learner: Learner, parts: tuple[str, ...] = NETWORKS) -> dict[str, Tensor]:
