@@ -24,6 +24,7 @@ from hetero_ssfl.paper import (
     HETERO,
     OUR_ROWS,
     OURS,
+    ROW_SETTINGS,
     SCALES,
     Cell,
     _accuracy,
@@ -91,6 +92,13 @@ def test_rows_at_workstation_scale_share_images_and_views_but_only_ours_use_the_
     assert [m.encoder for m in cells[FEDSIMCLR].clients.models] == ["resnet14(width=16)"]  # as FedBYOL
 
 
+def test_clients_that_take_turns_train_as_often_at_workstation_scale_as_clients_of_every_round() -> None:
+    for cell in cells_of("table3"):
+        config = cell.config("workstation", 0)
+        assert config.rounds * config.clients.selected_per_round() / config.clients.count == 6
+        assert cell.config("full", 0).rounds == 200  # as in the paper
+
+
 def test_chosen_settings_hold_for_the_row_with_rad_images_too_and_selection_begins_without_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -141,6 +149,21 @@ def test_a_cell_shows_its_model_the_number_of_trained_clients_and_losses() -> No
     assert cast(str, columns["CIFAR-10"][row]).startswith("12.3 g (clients 11.0) (own classifier 8.0) |")
     assert cast(str, columns["CIFAR-100"][row]).startswith(r"12.3 \[1.2] (6 of 10 clients trained) ! |")
     assert "replies, clients or whole runs were lost" in str(table.caption)
+
+
+def test_the_table_says_how_many_seeds_a_column_has_and_where_untrained_encoders_stand() -> None:
+    plain = {"metric": "linear_all", "mean": 12.3, "sd_over_seeds": None, "sd_over_clients": None}
+    plain["bytes_per_client_and_round"] = 1000
+    scores = [
+        {**plain, "cell": "CIFAR-10/FedU", "seeds": 3, "untrained_mean": 30.25},
+        {**plain, "cell": "CIFAR-10/FedEMA", "seeds": 2, "untrained_mean": 31.75},
+        {**plain, "cell": "CIFAR-100/FedU", "seeds": 1, "untrained_mean": None},
+    ]
+    table = paper_table("table1", scores, "smoke")
+    columns = {str(column.header).replace("\n", ", "): list(column.cells) for column in table.columns}
+    assert list(columns)[1:4] == ["CIFAR-10, 2 to 3 seeds", "CIFAR-100, 1 seed", "Tiny-ImageNet"]
+    assert columns["method"][-1] == "untrained encoders of these rows"
+    assert [column[-1] for column in list(columns.values())[1:4]] == ["30.2 to 31.8 | -", "-", "-"]
 
 
 def make_cell(root: Path, method: str, **results: object) -> tuple[Cell, RunFolder]:
@@ -288,9 +311,10 @@ def test_kept_figures_give_the_same_table_and_a_check_repeats_the_cheapest_cell(
     made = paper_json(
         monkeypatch, capsys, *table, "--seeds", "2", "--root", str(tmp_path / "runs"), "--keep", str(kept), "--quiet"
     )
+    assert {entry["untrained_mean"] is not None for entry in cast(list[dict[str, object]], made["cells"])} == {True}
     files = sorted(kept.rglob("*.json"))
     assert [file.name for file in files] == [f"all-local-SSL-seed{k}.json" for k in (0, 1)]
-    assert {"command", "commit", "hours", "seed", "clients"} <= json.loads(files[0].read_text()).keys()
+    assert {"command", "settings", "commit", "hours", "seed", "clients"} <= json.loads(files[0].read_text()).keys()
     assert paper_json(monkeypatch, capsys, *table, "--show", str(kept)) == made
     elsewhere = ["--seeds", "2", "--root", str(tmp_path / "elsewhere"), "--keep", str(kept), "--quiet"]
     elsewhere += ["--set", "engine.workers=1"]  # how a run is carried out does not change its figures
@@ -316,6 +340,18 @@ def test_kept_figures_give_the_same_table_and_a_check_repeats_the_cheapest_cell(
     assert "is outside" in capsys.readouterr().out
 
 
+def test_a_kept_run_of_other_settings_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    table = ["paper", "table4", "--scale", "smoke", "--only", "small clients/local SSL", "--quiet"]
+    keep = ["--root", tmp_path / "runs", "--keep", tmp_path / "results"]
+    assert call(*table, *keep)[0] == 0
+    monkeypatch.setitem(ROW_SETTINGS, "local SSL", ["method=local", "optim.lr=0.5"])
+    for again in (keep, ["--show", tmp_path / "results"]):
+        code, _, said = call(*table, *again)
+        assert (code, "with other settings than 'small clients/local SSL' has now" in said) == (2, True)
+
+
 def test_a_damaged_result_and_a_check_without_results_are_one_sentence(
     tmp_path: Path, call: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -328,3 +364,5 @@ def test_a_damaged_result_and_a_check_without_results_are_one_sentence(
     assert (code, "is not a result of" in said) == (2, True)
     code, _, said = call("paper", "table1", "--keep", tmp_path, "--set", "rounds=1")
     assert (code, "Leave out --set rounds=1" in said) == (2, True)
+    code, _, said = call("paper", "table1", "--keep", tmp_path, "--set", "engine.precision=bfloat16")
+    assert (code, "Leave out --set engine.precision" in said) == (2, True)

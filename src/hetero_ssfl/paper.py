@@ -201,6 +201,9 @@ class Cell:
         ]
         count, per_round = CLIENTS.get(self.column, (5, 5))
         settings += [f"clients.count={count}", f"clients.per_round={per_round}"]
+        if scale == "workstation" and count > per_round:  # as many epochs per client as with all clients in each round
+            turns, base = count // per_round, load_config(preset)
+            settings += [f"rounds={base.rounds * turns}", f"alignment.ramp_rounds={base.alignment.ramp_rounds * turns}"]
         if self.row == "central BYOL":
             settings += ["clients.per_round=1"]
         return load_config(preset, [*settings, *_recipe(scale, self.row, chosen), *ROW_SETTINGS[self.row], *overrides])
@@ -301,6 +304,8 @@ class RunScore:
     """Clients that no round selected, or whose replies were all excluded."""
     shared: dict[str, float]
     """The metrics of the global model, if the method has one."""
+    untrained: dict[str, dict[str, float]]
+    """The metrics of every client's encoder before round 1, if they were probed."""
     lost: list[str]
     """Descriptions of excluded replies and of clients that were absent at the end."""
     bytes_sent: float | None
@@ -332,6 +337,7 @@ def score_run(folder: RunFolder) -> RunScore:
         clients=clients,
         never_trained=[name for name in clients if name not in trained],
         shared=result.results.get("global", {}),
+        untrained=result.results["untrained"],
         lost=lost,
         bytes_sent=mean(sizes) if sizes else None,
         hours=round(sum(e.seconds for e in events if isinstance(e, RoundDone)) / 3600, 3),
@@ -359,6 +365,7 @@ def score(cell: Cell, runs: list[RunScore], metric: str = "linear_all", faults: 
     shared = [run.shared[metric] for run in runs if metric in run.shared]
     values = shared or client_means
     spreads = [stdev(values) for values in of_clients if len(values) > 1]
+    untrained = [figures[metric] for run in runs for figures in run.untrained.values() if metric in figures]
     classifiers = [run.shared["classifier_all"] for run in runs if "classifier_all" in run.shared]
     sent = [run.bytes_sent for run in runs if run.bytes_sent is not None]
     return {
@@ -371,6 +378,7 @@ def score(cell: Cell, runs: list[RunScore], metric: str = "linear_all", faults: 
         "of": GLOBAL if shared else "clients",
         "clients_mean": mean(client_means) if client_means else None,
         "sd_over_clients": mean(spreads) if spreads else None,
+        "untrained_mean": mean(untrained) if untrained else None,
         "classifier_mean": mean(classifiers) if classifiers else None,
         "trained_clients": sum(len(values) for values in of_clients),
         "never_trained_clients": sum(run.never_trained_of(cell) for run in runs),
@@ -403,7 +411,7 @@ def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) ->
     )
     out.add_column("method")
     for column in COLUMNS[table]:
-        out.add_column(column, justify="right")
+        out.add_column(f"{column}{_seeds(column, scores)}", justify="right")
     out.add_column("bytes per client\nand round", justify="right")
     found = {entry["cell"]: entry for entry in scores}
     for row, figures in FIGURES[table].items():
@@ -411,7 +419,26 @@ def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) ->
         sizes = [e["bytes_per_client_and_round"] for e in entries if e.get("bytes_per_client_and_round")]
         shown = [f"{_accuracy(entry)} | {figure}" for entry, figure in zip(entries, figures, strict=True)]
         out.add_row(row, *shown, f"{round(mean(sizes)):,}" if sizes else "-")
+    floors = [
+        [s["untrained_mean"] for s in scores if s.get("untrained_mean") and _column(s) == c] for c in COLUMNS[table]
+    ]
+    if any(floors):
+        ranges = ["-" if not f else f"{min(f):.1f} to {max(f):.1f} | -" for f in floors]
+        out.add_row("untrained encoders of these rows", *ranges, "-")
     return out
+
+
+def _column(entry: dict[str, Any]) -> str:
+    return str(entry["cell"]).partition("/")[0]
+
+
+def _seeds(column: str, scores: list[dict[str, Any]]) -> str:
+    """Return how many seeds the cells of a column have, for its header."""
+    counts = {entry["seeds"] for entry in scores if _column(entry) == column and entry.get("seeds")}
+    if not counts:
+        return ""
+    text = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    return f"\n{text} seed{'' if counts == {1} else 's'}"
 
 
 def _accuracy(entry: dict[str, Any]) -> str:

@@ -1,13 +1,15 @@
 """Results of the paper's tables as small files that can be committed, and a check that they can be repeated.
 
-One file per run, RESULTS/SCALE/TABLE/CELL-seedN.json: the figures of `RunScore`, and the command that made them. A run
-that is kept is not run again, so a table can be continued on another machine without its run folders (gigabytes).
+One file per run, RESULTS/SCALE/TABLE/CELL-seedN.json: the figures of `RunScore`, the command that made them, and a
+digest of the settings. A run that is kept is not run again, so a table can be continued on another machine without its
+run folders (gigabytes). A kept run of other settings than the cell has now is refused.
 """
 
 import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -32,30 +34,50 @@ def keep(cell: Cell, scale: Scale, seed: int, root: Path, results: Path) -> None
     command = f"hetero-ssfl paper {cell.table} --scale {scale} --only '{cell.name}' --seeds {seed + 1}"
     file = result_file(results, cell, scale, seed)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"command": command, **asdict(score_run(folder))}, indent=1) + "\n")
+    about = {"command": command, "settings": digest_of_settings(cell, scale, seed)}
+    file.write_text(json.dumps({**about, **asdict(score_run(folder))}, indent=1) + "\n")
+
+
+def digest_of_settings(cell: Cell, scale: Scale, seed: int) -> str:
+    """Return a digest of all settings that can change the figures and differ from their defaults."""
+    settings = cell.config(scale, seed).model_dump(mode="json", exclude_defaults=True, exclude={"name", "engine"})
+    return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def kept_runs(results: Path, cell: Cell, scale: Scale) -> list[RunScore]:
     """Return the kept runs of a cell, by seed."""
     first = result_file(results, cell, scale, 0)
     files = first.parent.glob(first.name.replace("seed0", "seed*"))
-    return sorted((_read(file) for file in files), key=lambda run: run.seed)
+    return sorted((_read(file, cell, scale) for file in files), key=lambda run: run.seed)
 
 
-def _read(file: Path) -> RunScore:
+def is_kept(results: Path, cell: Cell, scale: Scale, seed: int) -> bool:
+    file = result_file(results, cell, scale, seed)
+    return file.exists() and _read(file, cell, scale).seed == seed
+
+
+def _read(file: Path, cell: Cell, scale: Scale) -> RunScore:
     try:
         values = json.loads(file.read_text())
         values.pop("command")
-        return RunScore(**values)
+        settings, run = values.pop("settings"), RunScore(**values)
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"'{file}' is not a result of `hetero-ssfl paper --keep`. Delete it and run again.") from None
+    if settings != digest_of_settings(cell, scale, run.seed):
+        raise ConfigError(
+            f"'{file}' was made at commit {run.commit} with other settings than '{cell.name}' has now. "
+            "Delete it and run again, or use that commit."
+        )
+    return run
 
 
-def check(cells: Sequence[Cell], scale: Scale, results: Path, metric: str, console: Console) -> dict[str, Any]:
-    """Run the cheapest kept run again, and compare it with the interval for one more run of its cell.
+def check(
+    cells: Sequence[Cell], scale: Scale, results: Path, metric: str, console: Console, overrides: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run seed 0 of the cheapest kept cell again, and compare it with the interval for one more run of its cell.
 
-    The interval is mean ± t s sqrt(1 + 1/n) over the kept seeds. The same seed on the same kind of machine repeats the
-    kept figure to the digit.
+    The interval is mean ± t s sqrt(1 + 1/n) over the kept seeds, wide for two or three. The kept figure of the same
+    seed stands beside it; the same kind of machine repeats it to the digit.
     """
     kept = {cell: kept_runs(results, cell, scale) for cell in cells}
     comparable = [(cell, runs) for cell, runs in kept.items() if len(runs) > 1]
@@ -65,7 +87,7 @@ def check(cells: Sequence[Cell], scale: Scale, results: Path, metric: str, conso
     figures = [float(score(cell, [run], metric)["mean"]) for run in runs]
     half = student(len(runs)) * stdev(figures) * (1 + 1 / len(runs)) ** 0.5
     with tempfile.TemporaryDirectory() as place:
-        run_cells([cell], scale, 1, Path(place), console, quiet=False)
+        run_cells([cell], scale, 1, Path(place), console, quiet=False, overrides=overrides)
         again = score_run(RunFolder(cell.folder(Path(place), scale, 0)))
     found = float(score(cell, [again], metric)["mean"])
     expected = [mean(figures) - half, mean(figures) + half]

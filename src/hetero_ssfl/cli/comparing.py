@@ -126,14 +126,17 @@ def paper(
     from ..paper import Cell, cells_of, finished_runs, paper_table, run_cells, score
 
     cells = cells_of(table, only)
-    own = [setting for setting in set_ or [] if not setting.startswith("engine.")]
+    harmless = ("engine.workers=", "engine.threads=", "engine.device=")
+    own = [setting for setting in set_ or [] if not setting.startswith(harmless)]
     if own and (keep or check):
         option = "--keep" if keep else "--check"
         raise ConfigError(
-            f"{option} is for the table's own settings. Leave out --set {own[0]}; engine settings may stay."
+            f"{option} is for the table's own settings. Leave out --set {own[0]}; engine.workers, engine.threads and "
+            "engine.device may stay."
         )
+    overrides = [*([f"engine.device={device}"] if device else []), *(set_ or [])]
     if check:
-        compared = paper_results.check(cells, scale, check, metric, err)
+        compared = paper_results.check(cells, scale, check, metric, err, overrides)
         if as_json:
             print_json(compared)
         else:
@@ -141,12 +144,11 @@ def paper(
             low, high = compared["expected"]
             out.print(
                 f"{compared['cell']}: {compared['found']:.1f} {verdict} {low:.1f} to {high:.1f}, the 95 % interval for "
-                f"one more run after {len(compared['kept'])} kept ones",
+                f"one more run after {len(compared['kept'])} kept ones (same seed: {compared['kept'][0]:.1f})",
                 highlight=False,
                 soft_wrap=True,
             )
         sys.exit(0 if compared["agrees"] else 1)
-    overrides = [*([f"engine.device={device}"] if device else []), *(set_ or [])]
     if dry_run:
         from ..costs import cost_table, costs_of
 
@@ -158,7 +160,7 @@ def paper(
         return
 
     def known(cell: Cell, seed: int) -> bool:
-        return keep is not None and paper_results.result_file(keep, cell, scale, seed).exists()
+        return keep is not None and paper_results.is_kept(keep, cell, scale, seed)
 
     def done(cell: Cell, seed: int) -> None:
         if keep is not None:
