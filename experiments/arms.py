@@ -6,7 +6,7 @@
     python experiments/arms.py --table            # print what is there, run nothing
     python experiments/arms.py --table --figure docs/assets/arms.svg
 
-All settings were chosen on validation images before (experiments/recipe.py). Each run probes the test images once, at
+All settings were chosen on validation images before (docs/results.md). Each run probes the test images once, at
 its end, and leaves its figures in results/arms/ARM-seedN.json.
 """
 
@@ -43,13 +43,14 @@ ARMS: dict[str, list[str]] = {
 
 
 def rad_of(size: int) -> list[str]:
-    """Change the size of the RAD, and leave the clients the images that they have."""
+    """Change the size of the RAD, and leave the clients as many images (most of them the same)."""
     return [f"rad.size={size}", f"data.limit={9000 + size}"]
 
 
 def rounds_of(rounds: int, epochs: int) -> list[str]:
-    """Exchange kernels more or less often in the same number of epochs."""
-    return [f"rounds={rounds}", f"local_epochs={epochs}", f"alignment.ramp_rounds={rounds - 1}"]
+    """Exchange kernels more or less often in the same number of epochs, with 2 epochs of warm-up as in the preset."""
+    ramp = f"alignment.ramp_rounds={rounds - 1}"
+    return [f"rounds={rounds}", f"local_epochs={epochs}", f"optim.warmup={2 / epochs}", ramp]
 
 
 # What the paper varies. Each sweep contains the preset itself, the arm `together`.

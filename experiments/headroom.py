@@ -4,11 +4,13 @@
 
 The mean kernel of all clients is the kernel of their scaled features side by side, so this is the probe of what each
 client is asked to learn from. `first 96` keeps the 96 largest directions, which is not wider than the widest
-encoder. The CKA (debiased) is that between a client's kernel and the mean kernel.
+encoder. The scaling alone changes what a probe reaches, so each client is also probed on the scaled features of its own
+kernel. The CKA (debiased) is that between a client's kernel and the mean kernel.
 """
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from statistics import mean
 
@@ -17,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hetero_ssfl import Run
-from hetero_ssfl.consensus import flatten_spectrum
+from hetero_ssfl.config import AlignmentConfig
+from hetero_ssfl.consensus import kernel_factor
 from hetero_ssfl.evaluation.features import extract_features
 from hetero_ssfl.evaluation.probes import Labeled, probe
 from hetero_ssfl.federation.sites.simulated import SimulatedSite
@@ -27,11 +30,9 @@ from hetero_ssfl.runs import RunFolder
 WIDTH = 96
 
 
-def kernel_features(train: Tensor, held_out: Tensor, power: float) -> tuple[Tensor, Tensor]:
-    """Return features whose inner products are a client's kernel, as in `consensus.kernel_factor`."""
-    train, held_out = F.normalize(train, dim=1), F.normalize(held_out, dim=1)
-    both = torch.cat([train, held_out]) - train.mean(0)
-    both = flatten_spectrum(both.double(), power).float()
+def kernel_features(train: Tensor, held_out: Tensor, config: AlignmentConfig) -> tuple[Tensor, Tensor]:
+    """Return features whose inner products are a client's kernel."""
+    both = kernel_factor(torch.cat([train, held_out]), config).float()
     return both[: len(train)], both[len(train) :]
 
 
@@ -48,7 +49,8 @@ def measure(path: Path) -> dict[str, dict[str, float]]:
     encoders = [run.encoder(k) for k in range(config.clients.count)]
     features = [(extract_features(e, pool.pixels), extract_features(e, held_out.pixels)) for e in encoders]
     single = [accuracy(*pair) for pair in features]
-    kernels = [kernel_features(*pair, config.alignment.power) for pair in features]
+    kernels = [kernel_features(*pair, config.alignment) for pair in features]
+    scaled = [accuracy(*pair) for pair in kernels]
     train, test = (torch.cat([pair[side] for pair in kernels], dim=1) for side in (0, 1))
     centre = train.mean(0)
     directions = torch.linalg.svd(train - centre, full_matrices=False).Vh[:WIDTH].T
@@ -57,6 +59,9 @@ def measure(path: Path) -> dict[str, dict[str, float]]:
         "mean of the clients": {
             **{name: mean(found[name] for found in single) for name in single[0]},
             "cka": mean(agreement),
+        },
+        "mean of the clients, scaled as in the kernel": {
+            name: mean(found[name] for found in scaled) for name in scaled[0]
         },
         "all side by side": accuracy(train, test),
         f"first {WIDTH}": accuracy((train - centre) @ directions, (test - centre) @ directions),
@@ -69,6 +74,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     found = {path.name: measure(path) for path in arguments.runs}
+    commits = {path.name: RunFolder(path).read_json("environment.json")["commit"] for path in arguments.runs}
     print("| features | " + " | ".join(f"{run}, linear | kNN | CKA" for run in found) + " |")
     print("|---|" + "---|---|---|" * len(found))
     for features in next(iter(found.values())):
@@ -79,7 +85,10 @@ def main() -> None:
             cells.append(f"{figures['linear']:.1f} | {figures['knn']:.1f} | {agreement}")
         print(f"| {features} | " + " | ".join(cells) + " |")
     if arguments.keep:
-        arguments.keep.write_text(json.dumps(found, indent=1) + "\n")
+        arguments.keep.write_text(
+            json.dumps({"command": f"python experiments/headroom.py {' '.join(sys.argv[1:])}", "commits": commits, "figures": found}, indent=1)
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -67,8 +67,8 @@ ROW_SETTINGS: dict[str, list[str]] = {
 
 OUR_ROWS = (OURS, OURS_RAD, ALONE, ALONE_RAD)
 
-# Settings of each method at scale `workstation`, chosen on validation images with the same number of trials for each:
-# experiments/selection.py, results/selection/.
+# Settings of each method at scale `workstation`, chosen on validation images of CIFAR-10 with the same number of trials
+# for each: experiments/selection.py, results/selection/. Our own rows had more trials than that: docs/results.md.
 CHOSEN: dict[str, list[str]] = {}
 
 DATA: dict[str, list[str]] = {
