@@ -9,13 +9,13 @@ kernel. The CKA (debiased) is that between a client's kernel and the mean kernel
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from statistics import mean
 
 import torch
 import torch.nn.functional as F
+from recipe import write_result
 from torch import Tensor
 
 from hetero_ssfl import Run
@@ -85,10 +85,8 @@ def main() -> None:
             cells.append(f"{figures['linear']:.1f} | {figures['knn']:.1f} | {agreement}")
         print(f"| {features} | " + " | ".join(cells) + " |")
     if arguments.keep:
-        arguments.keep.write_text(
-            json.dumps({"command": f"python experiments/headroom.py {' '.join(sys.argv[1:])}", "commits": commits, "figures": found}, indent=1)
-            + "\n"
-        )
+        command = f"python experiments/headroom.py {' '.join(sys.argv[1:])}"
+        write_result(arguments.keep, {"command": command, "commits": commits, "figures": found})
 
 
 if __name__ == "__main__":

@@ -60,6 +60,20 @@ def test_stopping_a_run_ends_all_its_processes(tmp_path: Path, number: signal.Si
     assert not [pid for pid in descendants if Path("/proc", str(pid)).exists()]
 
 
+@pytest.mark.parametrize("from_standard_input", [False, True])
+def test_a_script_needs_no_main_guard_and_no_file(tmp_path: Path, from_standard_input: bool) -> None:
+    script, config = tmp_path / "script.py", tmp_path / "tiny.toml"
+    config.write_text(tiny("rounds=1", "evaluation.every=0").to_toml())
+    script.write_text(
+        "from pathlib import Path\nfrom hetero_ssfl import load_config, start\n"
+        f"folder = start(load_config({str(config)!r}), Path({str(tmp_path / 'run')!r}), lambda _: None)\n"
+        "print('finished:', folder.finished)\n"
+    )
+    command = [sys.executable, "-" if from_standard_input else str(script)]
+    done = subprocess.run(command, input=script.read_text(), capture_output=True, text=True, timeout=120)
+    assert done.stdout == "finished: True\n", done.stderr
+
+
 def test_workers_get_the_current_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fork server may have been started long before, by another run."""
     config = tiny("data.source=cifar10", "data.side=8", "data.channels=1")

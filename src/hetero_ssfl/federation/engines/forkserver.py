@@ -6,11 +6,13 @@ with its parent. Starting a worker takes milliseconds, and all workers share the
 
 import multiprocessing
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
+from types import ModuleType
 
 
 def open_fork_server() -> ForkServerContext:
@@ -20,6 +22,21 @@ def open_fork_server() -> ForkServerContext:
     with interrupts_ignored():
         forkserver.ensure_running()
     return context
+
+
+@contextmanager
+def script_hidden() -> Iterator[None]:
+    """Keep a process that is started in this block from running the user's script, which multiprocessing would import.
+
+    A script without `if __name__ == "__main__"` would start another federation there, and one from standard input
+    cannot be imported. Workers need nothing of it.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 @contextmanager

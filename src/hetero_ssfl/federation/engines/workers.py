@@ -16,6 +16,7 @@ import uuid
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
@@ -27,7 +28,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from ..records import decode, decode_state, encode, encode_state
-from .forkserver import interrupts_ignored, open_fork_server
+from .forkserver import interrupts_ignored, open_fork_server, script_hidden
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -290,7 +291,8 @@ class WorkerGrid(LocalGrid):
         inherited = [ours, *(worker.connection for worker in self._workers)] if self._site else []
         args = (theirs, self._threads, dict(os.environ), inherited, self._site)
         process = self._context.Process(target=work, args=args, daemon=True)  # type: ignore[attr-defined]
-        with interrupts_ignored(), warnings.catch_warnings():
+        forked = self._site is not None  # from this process: it keeps the script and imports nothing
+        with interrupts_ignored(), nullcontext() if forked else script_hidden(), warnings.catch_warnings():
             # With one torch thread, forking is as safe as for a DataLoader's workers; newer Pythons always warn.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
