@@ -117,6 +117,9 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
         "N-neighbours-cheap": ["alignment.memory=372", "alignment.every=6"],
         "N-neighbours-encoder": ["alignment.live_layer=encoder"],
         "N-neighbours-original": ["alignment.augment_rad=false"],
+        # 2.5 times as long, and the control of equal CPU time
+        "N-long": ["rounds=10", "local_epochs=6", "alignment.ramp_rounds=8", "evaluation.every=10"],
+        "N-long-alone": ["method=local", "rounds=10", "local_epochs=9", "evaluation.every=10"],
     },
 }
 
