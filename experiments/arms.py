@@ -38,7 +38,7 @@ ARMS: dict[str, list[str]] = {
     "together without RAD images in the local loss": ["rad.in_ssl=false"],
     "together, CKA": [*CKA],
     "together": [],
-    "central": [*CENTRAL, "rad.in_ssl=false"],
+    "central": [*CENTRAL],  # one client has the images of all, and the RAD
 }
 
 

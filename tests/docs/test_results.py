@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hetero_ssfl.paper import CHOSEN
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "results.md").read_text().splitlines()
 
@@ -19,6 +21,14 @@ def test_the_page_has_the_table_that_the_script_prints(
     assert len(printed) > 2
     missing = [line for line in printed if line not in PAGE]
     assert not missing
+
+
+@pytest.mark.skipif(not (ROOT / "results" / "selection").exists(), reason="no trials are kept")
+def test_the_tables_use_the_best_trial_of_each_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    selection = importlib.import_module("selection")
+    winners = {row: selection.kept(row)[0]["overrides"] for row in selection.ROWS}
+    assert winners == CHOSEN
 
 
 @pytest.mark.parametrize("stage", ["A", "C", "N"])
