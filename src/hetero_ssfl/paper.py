@@ -69,7 +69,19 @@ OUR_ROWS = (OURS, OURS_RAD, ALONE, ALONE_RAD)
 
 # Settings of each method at scale `workstation`, chosen on validation images of CIFAR-10 with the same number of trials
 # for each: experiments/selection.py, results/selection/. Our own rows had more trials than that: docs/results.md.
-CHOSEN: dict[str, list[str]] = {}
+SGD = ["optim.kind=sgd", "optim.weight_decay=5e-4", "optim.warmup=0.5"]
+ADAMW = ["optim.kind=adamw", "optim.weight_decay=0.01", "optim.warmup=0.5"]
+CHOSEN: dict[str, list[str]] = {
+    "FedBYOL": [*SGD, "optim.lr=0.1", "ssl.ema=0.9"],
+    "FedSimSiam": [*ADAMW, "optim.lr=0.006"],
+    FEDSIMCLR: [*SGD, "optim.lr=0.05"],
+    "FedU": [*SGD, "optim.lr=0.1", "averaging.threshold=0.2"],
+    "FedEMA": [*SGD, "optim.lr=0.1"],
+    HETERO: [*ADAMW, "optim.lr=0.003"],
+    "supervised FedAvg": [*ADAMW, "optim.lr=0.006"],
+    "central BYOL": [*SGD, "optim.lr=0.1", "ssl.ema=0.95"],
+    "local SSL": [*ADAMW, "optim.lr=0.003"],
+}
 
 DATA: dict[str, list[str]] = {
     "CIFAR-10": ["data.source=cifar10", "averaging.threshold=0.4"],
