@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "federation.superlink": {"config", "data", "errors", "events", "federation.logs", SITES, RUNNING},
     "federation.strategy": {"config", "errors", "methods", RECORDS},
     "federation.continuing": BASE | {"methods", "runs"},
-    "federation": {RUNNING, "federation.continuing"},
+    "federation": {RUNNING, ENGINES, "federation.continuing"},
     # User interfaces.
     "report": BASE
     | {

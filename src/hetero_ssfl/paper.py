@@ -21,7 +21,7 @@ from rich.table import Table
 from .config import Config, load_config, parse_config
 from .errors import ConfigError, FaultError
 from .events import ClientTrained, RoundDone
-from .federation import start
+from .federation import end_with_parent, start
 from .progress import RunView
 from .report.tables import Result, interval95
 from .runs import RunFolder
@@ -282,7 +282,7 @@ def run_cells(
             except FaultError as error:
                 stopped[path] = str(error)
         return stopped
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), end_with_parent) as pool:
         waiting = {pool.submit(_run_alone, config.to_toml(), path): path for path, config in configs.items()}
         results = track(as_completed(waiting), f"{jobs} runs at a time", len(waiting), console=console, disable=quiet)
         for result in results:

@@ -60,6 +60,22 @@ def test_stopping_a_run_ends_all_its_processes(tmp_path: Path, number: signal.Si
     assert not [pid for pid in descendants if Path("/proc", str(pid)).exists()]
 
 
+def test_killing_a_table_ends_the_runs_of_its_jobs(tmp_path: Path) -> None:
+    table = ["paper", "table1", "--scale", "smoke", "--jobs", "2", "--root", str(tmp_path), "--set", "rounds=1000"]
+    child = subprocess.Popen([sys.executable, "-c", COMMAND, *table], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.rglob("events.jsonl"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    descendants = family(child.pid)
+    assert len(descendants) >= 4  # two jobs with workers of their own
+    child.kill()
+    child.wait(60)
+    deadline = time.monotonic() + 60
+    while any(Path("/proc", str(pid)).exists() for pid in descendants) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in descendants if Path("/proc", str(pid)).exists()]
+
+
 @pytest.mark.parametrize("from_standard_input", [False, True])
 def test_a_script_needs_no_main_guard_and_no_file(tmp_path: Path, from_standard_input: bool) -> None:
     script, config = tmp_path / "script.py", tmp_path / "tiny.toml"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .continuing import continue_with as continue_with
+    from .engines.forkserver import end_with_parent as end_with_parent
     from .running import check_resumable as check_resumable
     from .running import default_folder as default_folder
     from .running import encoders_of as encoders_of
@@ -37,6 +38,7 @@ _HOME = {
     "continue_with": "continuing",
     "default_folder": "running",
     "encoders_of": "running",
+    "end_with_parent": "engines.forkserver",
     "fitted": "running",
     "mutual_cka_of": "running",
     "namesake": "running",

@@ -5,12 +5,14 @@ with its parent. Starting a worker takes milliseconds, and all workers share the
 """
 
 import multiprocessing
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from types import ModuleType
 
@@ -22,6 +24,18 @@ def open_fork_server() -> ForkServerContext:
     with interrupts_ignored():
         forkserver.ensure_running()
     return context
+
+
+def end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended, also after `kill -9`."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _die_with(parent_sentinel: int) -> None:
+    wait([parent_sentinel])
+    os._exit(1)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import threading
 import time
 import uuid
 import warnings
@@ -28,7 +27,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from ..records import decode, decode_state, encode, encode_state
-from .forkserver import interrupts_ignored, open_fork_server, script_hidden
+from .forkserver import end_with_parent, interrupts_ignored, open_fork_server, script_hidden
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -70,9 +69,7 @@ def work(
     os.environ.update(environment)  # the parent's current environment; the fork server's copy may be older
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     logging.getLogger("hetero_ssfl").addHandler(logging.NullHandler())  # the parent reports warnings
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
+    end_with_parent()
     import torch
 
     torch.set_num_threads(threads)
@@ -125,11 +122,6 @@ def limit_gpu_memory(fraction: float | None) -> None:
 
     if fraction and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(fraction)
-
-
-def _die_with(parent_sentinel: int) -> None:
-    wait([parent_sentinel])
-    os._exit(1)
 
 
 # --- the server's side ------------------------------------------------------------------------------
