@@ -329,6 +329,11 @@ class RunScore:
         trained = [self.clients[name] for name in self._names(cell) if name not in self.never_trained]
         return [figures[metric] for figures in trained if metric in figures]
 
+    def untrained_values(self, cell: Cell, metric: str) -> list[float]:
+        """Return a metric of the untrained encoders of the clients that the cell covers."""
+        covered = [self.untrained[name] for name in self._names(cell) if name in self.untrained]
+        return [figures[metric] for figures in covered if metric in figures]
+
     def never_trained_of(self, cell: Cell) -> int:
         return len(set(self._names(cell)) & set(self.never_trained))
 
@@ -377,7 +382,7 @@ def score(cell: Cell, runs: list[RunScore], metric: str = "linear_all", faults: 
     shared = [run.shared[metric] for run in runs if metric in run.shared]
     values = shared or client_means
     spreads = [stdev(values) for values in of_clients if len(values) > 1]
-    untrained = [figures[metric] for run in runs for figures in run.untrained.values() if metric in figures]
+    untrained = [value for run in runs for value in run.untrained_values(cell, metric)]
     classifiers = [run.shared["classifier_all"] for run in runs if "classifier_all" in run.shared]
     sent = [run.bytes_sent for run in runs if run.bytes_sent is not None]
     return {
@@ -431,9 +436,8 @@ def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) ->
         sizes = [e["bytes_per_client_and_round"] for e in entries if e.get("bytes_per_client_and_round")]
         shown = [f"{_accuracy(entry)} | {figure}" for entry, figure in zip(entries, figures, strict=True)]
         out.add_row(row, *shown, f"{round(mean(sizes)):,}" if sizes else "-")
-    floors = [
-        [s["untrained_mean"] for s in scores if s.get("untrained_mean") and _column(s) == c] for c in COLUMNS[table]
-    ]
+    probed = [entry for entry in scores if entry.get("untrained_mean") is not None]
+    floors = [[entry["untrained_mean"] for entry in probed if _column(entry) == c] for c in COLUMNS[table]]
     if any(floors):
         ranges = ["-" if not f else f"{min(f):.1f} to {max(f):.1f} | -" for f in floors]
         out.add_row("untrained encoders of these rows", *ranges, "-")

@@ -39,6 +39,13 @@ def family(pid: int) -> set[int]:
     return found
 
 
+def assert_all_end(processes: set[int]) -> None:
+    deadline = time.monotonic() + 60
+    while any(Path("/proc", str(pid)).exists() for pid in processes) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in processes if Path("/proc", str(pid)).exists()]
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130)])  # test_cli.py has SIGINT
 def test_stopping_a_run_ends_all_its_processes(tmp_path: Path, number: signal.Signals, code: int) -> None:
     config, path = tmp_path / "long.toml", tmp_path / "run"
@@ -54,15 +61,13 @@ def test_stopping_a_run_ends_all_its_processes(tmp_path: Path, number: signal.Si
     child.send_signal(number)
     assert child.wait(60) == code
     assert "Traceback" not in child.stderr.read()
-    deadline = time.monotonic() + 60
-    while any(Path("/proc", str(pid)).exists() for pid in descendants) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [pid for pid in descendants if Path("/proc", str(pid)).exists()]
+    assert_all_end(descendants)
 
 
 def test_killing_a_table_ends_the_runs_of_its_jobs(tmp_path: Path) -> None:
     table = ["paper", "table1", "--scale", "smoke", "--jobs", "2", "--root", str(tmp_path), "--set", "rounds=1000"]
-    child = subprocess.Popen([sys.executable, "-c", COMMAND, *table], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    command = [sys.executable, "-c", COMMAND, *table]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while len(list(tmp_path.rglob("events.jsonl"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -70,10 +75,7 @@ def test_killing_a_table_ends_the_runs_of_its_jobs(tmp_path: Path) -> None:
     assert len(descendants) >= 4  # two jobs with workers of their own
     child.kill()
     child.wait(60)
-    deadline = time.monotonic() + 60
-    while any(Path("/proc", str(pid)).exists() for pid in descendants) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [pid for pid in descendants if Path("/proc", str(pid)).exists()]
+    assert_all_end(descendants)
 
 
 @pytest.mark.parametrize("from_standard_input", [False, True])

@@ -393,27 +393,27 @@ def test_a_sketch_without_one_trace_is_refused(arrays: dict[str, torch.Tensor]) 
         method.check(ServerState(0, ()), "client-0", Update(1, {"sketch": torch.ones(16, 16), **arrays}))
 
 
-def test_a_step_aligns_on_rows_of_the_consensus() -> None:
-    """The term equals mu * distance computed by hand on the same RAD images."""
-    config = config_with("alignment.rad_batch=0", "alignment.augment_rad=false", "alignment.layer=projector")
-    client = make_client(config)
+def term_of_one_step(layer: str, mu: float) -> tuple[TrainingClient, torch.Tensor, torch.Tensor]:
+    """Return a client, a consensus, and the alignment term on the whole RAD without augmentation."""
+    client = make_client(config_with("alignment.rad_batch=0", "alignment.augment_rad=false", layer))
     client.learner.eval()
     consensus = torch.randn(16, 5, generator=rng_for(1))
-    term = Alignment(client, consensus, mu=3.0)(client.learner, rng_for(2), 0)
-    by_hand = alignment_distance(rad_representations(client), consensus, config.alignment)
+    return client, consensus, Alignment(client, consensus, mu)(client.learner, rng_for(2), 0)
+
+
+def test_a_step_aligns_on_rows_of_the_consensus() -> None:
+    """The term equals mu * distance computed by hand on the same RAD images."""
+    client, consensus, term = term_of_one_step("alignment.layer=projector", mu=3.0)
+    by_hand = alignment_distance(rad_representations(client), consensus, client.config.alignment)
     assert float(term.detach()) == pytest.approx(3 * float(by_hand), abs=1e-4)
 
 
 def test_the_compared_layer_can_differ_from_the_sent_one() -> None:
     """The client sends its encoder's output; the term is the distance of its projector's output."""
-    config = config_with("alignment.rad_batch=0", "alignment.augment_rad=false", "alignment.live_layer=projector")
-    client = make_client(config)
-    client.learner.eval()
-    consensus = torch.randn(16, 5, generator=rng_for(1))
-    term = Alignment(client, consensus, mu=1.0)(client.learner, rng_for(2), 0)
+    client, consensus, term = term_of_one_step("alignment.live_layer=projector", mu=1.0)
     projected = client.learner.represent(to_input(client.rad), "projector")
     assert float(term.detach()) == pytest.approx(
-        float(alignment_distance(projected, consensus, config.alignment).detach()), abs=1e-4
+        float(alignment_distance(projected, consensus, client.config.alignment).detach()), abs=1e-4
     )
     sent = client.learner.represent(to_input(client.rad), "encoder")
     assert torch.allclose(rad_representations(client), sent, atol=1e-5)
@@ -512,12 +512,9 @@ def test_averaging_refuses_weights_that_grew_more_than_tenfold_but_not_batchnorm
 
 @pytest.mark.parametrize("kind", ["byol", "simsiam"])
 def test_fedssl_contains_fedbyol_and_fedsimsiam(kind: str) -> None:
-    states = [
-        play(method_for(c), c, 2)[0]
-        for name in ("ssl", kind)
-        if (c := config_with(f"method=fed{name}", f"ssl.kind={kind}"))
-    ]
-    assert all(torch.equal(states[0].shared[key], states[1].shared[key]) for key in states[1].shared)
+    general, special = (config_with(f"method=fed{name}", f"ssl.kind={kind}") for name in ("ssl", kind))
+    (expected, _), (found, _) = (play(method_for(config), config, rounds=2) for config in (special, general))
+    assert all(torch.equal(found.shared[key], expected.shared[key]) for key in expected.shared)
 
 
 def test_supervised_fedavg_learns_its_labels_and_does_not_train_the_heads_of_byol() -> None:

@@ -61,8 +61,8 @@ class FedSSL(Method):
                 raise ProtocolError(f"{client} sent no weights, expected the weights of its networks.")
             return
         check_like(update.arrays, state.shared, client)
-        size, usual = norm_of_parameters(update.arrays), norm_of_parameters(state.shared)
-        if size > LARGEST_STEP * max(usual, 1.0):
+        size, usual = norm_of_parameters(update.arrays), max(norm_of_parameters(state.shared), 1.0)
+        if size > LARGEST_STEP * usual:
             raise ProtocolError(
                 f"{client} sent weights {size / usual:.0f} times as large as the global weights, "
                 f"expected at most {LARGEST_STEP:.0f} times."
