@@ -98,7 +98,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"data", "models", "objectives", "training", "methods", "runs", "saved_files", RUNNING, SITES, "theory"},
     "theory_words": {"measured_theory"},  # its types only
     "audit": BASE
-    | {"consensus", "data", "evaluation", "models", "objectives", "training", "methods", "runs", RUNNING, SITES}
+    | {
+        "consensus",
+        "data",
+        "evaluation",
+        "models",
+        "objectives",
+        "training",
+        "methods",
+        "runs",
+        "federation",
+        RUNNING,
+        SITES,
+    }
     | {"measured_theory"},  # which reads the server's saved state
     "audit.words": {"audit"},  # its types, and pooled figures
     "paper_results": BASE | {"paper", "report", "runs"},

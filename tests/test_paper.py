@@ -187,6 +187,14 @@ def test_only_clients_that_trained_are_averaged(tmp_path: Path) -> None:
     assert (found["lost"], found["of"]) == ([], "clients")
 
 
+def test_a_cell_of_one_architecture_has_the_untrained_encoders_of_that_architecture(tmp_path: Path) -> None:
+    untrained = {f"client-{k:03d}": {"linear_all": figure} for k, figure in enumerate([10.0, 50.0, 20.0])}
+    make_cell(tmp_path, HETERO, untrained=untrained)
+    cells = cells_of("table4", HETERO)  # small and large clients of the run of Table 1: 0 and 2, and 1
+    found = [score(cell, finished_runs(cell, "smoke", 1, tmp_path))["untrained_mean"] for cell in cells]
+    assert found == [15.0, 50.0]
+
+
 def test_a_lost_reply_marks_the_cell_and_a_global_model_gives_its_figure(tmp_path: Path) -> None:
     cell, folder = make_cell(tmp_path, "FedBYOL", **{"global": {"linear_all": 77.0}, "absent": ["client-009"]})
     folder.append_events([ClientTrained(1, "client-000", 5, 5, 9), ClientTrained(1, "client-001", 5, excluded="NaN.")])

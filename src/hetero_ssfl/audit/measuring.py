@@ -30,6 +30,7 @@ from ..consensus import combine_sketches, kernel_factor
 from ..data import Images, random_view, to_input
 from ..errors import RunError
 from ..evaluation import Labeled, extract_features, few_labels, probe
+from ..federation import end_with_parent
 from ..federation.running import participants, torch_threads
 from ..federation.sites import SimulatedSite
 from ..federation.sites.participant import Participant
@@ -172,7 +173,7 @@ def _pool(workers: int) -> Iterator[Run]:
     if workers == 1:
         yield lambda function, numbers: map(function, numbers)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent) as pool:
         yield lambda function, numbers: pool.map(function, numbers)
 
 
