@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 from rich.markup import render
 
+from hetero_ssfl import paper_results
 from hetero_ssfl.cli import main
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
@@ -358,6 +359,15 @@ def test_a_kept_run_of_other_settings_is_refused(
     for again in (keep, ["--show", tmp_path / "results"]):
         code, _, said = call(*table, *again)
         assert (code, "with other settings than 'small clients/local SSL' has now" in said) == (2, True)
+
+
+def test_alignment_settings_are_part_of_a_kept_run_only_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [cells_of("table4", f"small clients/{row}")[0] for row in ("local SSL", HETERO)]
+    before = [paper_results.digest_of_settings(cell, "smoke", 0) for cell in cells]
+    preset, changes, models = SCALES["smoke"]
+    monkeypatch.setitem(SCALES, "smoke", (preset, [*changes, "alignment.rad_batch=16"], models))
+    after = [paper_results.digest_of_settings(cell, "smoke", 0) for cell in cells]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False]
 
 
 def test_a_damaged_result_and_a_check_without_results_are_one_sentence(

@@ -40,7 +40,9 @@ def keep(cell: Cell, scale: Scale, seed: int, root: Path, results: Path) -> None
 
 def digest_of_settings(cell: Cell, scale: Scale, seed: int) -> str:
     """Return a digest of all settings that can change the figures and differ from their defaults."""
-    settings = cell.config(scale, seed).model_dump(mode="json", exclude_defaults=True, exclude={"name", "engine"})
+    config = cell.config(scale, seed)
+    unused = {"name", "engine"} | (set() if config.method == "hetero-ssfl" else {"alignment"})
+    settings = config.model_dump(mode="json", exclude_defaults=True, exclude=unused)
     return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
