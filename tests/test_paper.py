@@ -97,6 +97,8 @@ def test_clients_that_take_turns_train_as_often_at_workstation_scale_as_clients_
     for cell in cells_of("table3"):
         config = cell.config("workstation", 0)
         assert config.rounds * config.clients.selected_per_round() / config.clients.count == 6
+        images = 7000 // config.clients.count
+        assert images // config.optim.batch * config.local_epochs * 6 >= 48  # steps of each client
         assert cell.config("full", 0).rounds == 200  # as in the paper
 
 

@@ -110,6 +110,9 @@ SCALES: dict[str, tuple[str, list[str], tuple[str, str]]] = {
 
 CLIENTS = {"5 (5)": (5, 5), "20 (5)": (20, 5), "100 (10)": (100, 10)}
 
+# At scale `workstation` 100 clients have 70 images each: with the preset's batch of 64 they would take one step per epoch.
+SMALL_BATCH = {"20 (5)": 32, "100 (10)": 16}
+
 FIGURES: dict[str, dict[str, list[str]]] = {
     "table1": {
         "FedBYOL": ["78.1 ± 1.1", "58.1 ± 0.3", "31.8 ± 2.0"],
@@ -216,6 +219,7 @@ class Cell:
         if scale == "workstation" and count > per_round:  # as many epochs per client as with all clients in each round
             turns, base = count // per_round, load_config(preset)
             settings += [f"rounds={base.rounds * turns}", f"alignment.ramp_rounds={base.alignment.ramp_rounds * turns}"]
+            settings += [f"optim.batch={SMALL_BATCH[self.column]}"]
         if self.row == "central BYOL":
             settings += ["clients.per_round=1"]
         return load_config(preset, [*settings, *_recipe(scale, self.row, chosen), *ROW_SETTINGS[self.row], *overrides])
