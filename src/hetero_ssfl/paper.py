@@ -110,7 +110,7 @@ SCALES: dict[str, tuple[str, list[str], tuple[str, str]]] = {
 
 CLIENTS = {"5 (5)": (5, 5), "20 (5)": (20, 5), "100 (10)": (100, 10)}
 
-# At scale `workstation` 100 clients have 70 images each: with the preset's batch of 64 they would take one step per epoch.
+# At scale `workstation` 100 clients have 70 images each: one step per epoch with the preset's batch of 64.
 SMALL_BATCH = {"20 (5)": 32, "100 (10)": 16}
 
 FIGURES: dict[str, dict[str, list[str]]] = {

@@ -30,6 +30,19 @@ def test_the_tables_use_the_best_trial_of_each_method(monkeypatch: pytest.Monkey
     assert winners == {row: sorted(settings) for row, settings in CHOSEN.items()}
 
 
+def test_the_page_has_the_tables_of_the_kept_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    tables = importlib.import_module("tables")
+    page = tmp_path / "results.md"
+    page.write_text((ROOT / "docs" / "results.md").read_text())
+    monkeypatch.setattr("sys.argv", ["tables.py", "--write", str(page)])
+    tables.main()
+    assert page.read_text().splitlines() == PAGE
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)  # without results every cell is empty
+    tables.main()
+    assert page.read_text().splitlines() != PAGE
+
+
 @pytest.mark.parametrize("stage", ["A", "C", "N"])
 def test_every_result_of_the_search_is_on_the_page(
     stage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,137 @@
+"""The paper's tables at scale `workstation`, from the figures kept below results/, as they stand in docs/results.md.
+
+    python experiments/tables.py                           # print them
+    python experiments/tables.py --write docs/results.md   # replace them on the page, between its two marks
+
+`make tables` runs what is missing; columns without a run are left out. A cell is the mean over n seeds ± its deviation:
+of the global model (g) where a method has one, otherwise of the mean over the clients' own models.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import get_args
+
+from hetero_ssfl.paper import (
+    ALONE,
+    ALONE_RAD,
+    COLUMNS,
+    FEDSIMCLR,
+    FIGURES,
+    GLOBAL,
+    HETERO,
+    OURS,
+    OURS_RAD,
+    Cell,
+    TableName,
+    cells_of,
+    score,
+)
+from hetero_ssfl.paper_results import kept_runs
+
+RESULTS = Path(__file__).parents[1] / "results"
+BEGIN, END = "<!-- printed by experiments/tables.py -->", "<!-- end of what experiments/tables.py prints -->"
+
+TITLES = {
+    "table1": "Table 1, classes apart",
+    "table2": "Table 2, all classes at every client",
+    "table3": "Table 3, CIFAR-100, number of clients (per round)",
+    "table4": "Table 4, CIFAR-10, by encoder: ResNet-8 (small) and ResNet-14 (large)",
+}
+
+# What the tables are read for: a method against its control.
+COMPARISONS = [(OURS, ALONE), (OURS_RAD, ALONE_RAD), (OURS, FEDSIMCLR), (HETERO, "FedEMA"), (HETERO, "local SSL")]
+
+
+def by_seed(cell: Cell, metric: str) -> dict[int, float]:
+    """Return the figure of a cell for each seed."""
+    return {run.seed: score(cell, [run], metric)["mean"] for run in kept_runs(RESULTS, cell, "workstation")}
+
+
+def figure(cell: Cell, metric: str, most_seeds: int) -> str:
+    entry = score(cell, kept_runs(RESULTS, cell, "workstation"), metric)
+    if entry["mean"] is None:
+        return "-"
+    text = f"{entry['mean']:.1f}"
+    if entry["sd_over_seeds"] is not None:
+        text += f" ± {entry['sd_over_seeds']:.1f}"
+    text += " g" if entry["of"] == GLOBAL else ""
+    if entry["seeds"] < most_seeds:
+        text += f" (n = {entry['seeds']})"
+    if entry["never_trained_clients"]:
+        text += f" ({entry['never_trained_clients']} clients never trained)"
+    return f"{text} !" if entry["lost"] else text
+
+
+def untrained(table: TableName, column: str, metric: str) -> str:
+    """Return the range over the rows of a column, whose encoders differ."""
+    cells = cells_of(table, column)
+    entries = [score(cell, kept_runs(RESULTS, cell, "workstation"), metric) for cell in cells]
+    values = [entry["untrained_mean"] for entry in entries if entry["untrained_mean"] is not None]
+    return f"{min(values):.1f} to {max(values):.1f}" if values else "-"
+
+
+def most_seeds(table: TableName, column: str) -> int:
+    return max(len(kept_runs(RESULTS, cell, "workstation")) for cell in cells_of(table, column))
+
+
+def table_lines(table: TableName, metric: str) -> Iterator[str]:
+    columns = {column: n for column in COLUMNS[table] if (n := most_seeds(table, column))}
+    yield f"| method | {' | '.join(f'{column}, n = {n}' for column, n in columns.items())} |"
+    yield "|---|" + "---|" * len(columns)
+    yield f"| untrained encoders | {' | '.join(untrained(table, column, metric) for column in columns)} |"
+    for row in FIGURES[table]:
+        cells = [(cells_of(table, f"{column}/{row}")[0], n) for column, n in columns.items()]
+        yield f"| {row} | {' | '.join(figure(cell, metric, n) for cell, n in cells)} |"
+
+
+def comparison_lines() -> Iterator[str]:
+    """One row per comparison and column: the mean difference over common seeds, with the smallest and the largest."""
+    yield "| | column | linear probe | kNN | seeds |"
+    yield "|---|---|---|---|---|"
+    for table in get_args(TableName):
+        for row, control in COMPARISONS:
+            if not {row, control} <= FIGURES[table].keys():
+                continue
+            for column in COLUMNS[table]:
+                if table == "table3" and column == "5 (5)":  # the same runs as in Table 1
+                    continue
+                first, second = (cells_of(table, f"{column}/{name}")[0] for name in (row, control))
+                cells, common = [], 0
+                for metric in ("linear_all", "knn_all"):
+                    one, other = by_seed(first, metric), by_seed(second, metric)
+                    gains = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+                    common = len(gains)
+                    cells.append(f"{mean(gains):+.1f} ({min(gains):+.1f} to {max(gains):+.1f})" if gains else "-")
+                if common:
+                    number = table.removeprefix("table")
+                    yield f"| {row} - {control} | {number}: {column} | {' | '.join(cells)} | {common} |"
+
+
+def page_lines() -> Iterator[str]:
+    for table in get_args(TableName):
+        for metric, name in (("linear_all", "linear probe"), ("knn_all", "kNN")):
+            if any(most_seeds(table, c) for c in COLUMNS[table]) and (metric == "linear_all" or table == "table1"):
+                yield from ["", f"{TITLES[table]}: {name}", "", *table_lines(table, metric)]
+    yield from ["", "Differences for the same seed, mean (smallest to largest):", "", *comparison_lines(), ""]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, help="replace the tables on this page")
+    arguments = parser.parse_args()
+    text = "\n".join(page_lines())
+    if not arguments.write:
+        print(text)
+        return
+    page = arguments.write.read_text()
+    if BEGIN not in page or END not in page:
+        sys.exit(f"'{arguments.write}' has no line '{BEGIN}' or no line '{END}' to put the tables between.")
+    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    arguments.write.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
