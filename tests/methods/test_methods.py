@@ -461,6 +461,22 @@ def test_only_the_rows_of_the_current_step_have_a_gradient() -> None:
     assert not any(remembered.requires_grad for _, remembered in alignment.memory)
 
 
+def test_the_term_compares_the_neighbourhoods_of_the_steps_own_images_among_all_remembered_ones() -> None:
+    kl = ["alignment.distance=relational-kl", "alignment.augment_rad=false"]
+    config = config_with("alignment.memory=100", "alignment.rad_batch=6", *kl)
+    client, consensus = make_client(config), torch.randn(16, 5, generator=rng_for(1))
+    client.learner.eval()
+    alignment, rng, same = Alignment(client, consensus, mu=1.0), rng_for(3), rng_for(3)
+    alignment(client.learner, rng, 0)
+    found = alignment(client.learner, rng, 1)
+    before, now = (torch.randperm(16, generator=same)[:6].tolist() for _ in range(2))
+    rows = now + [row for row in reversed(before) if row not in now]
+    everything = client.learner.represent((client.rad.float() / 255 - 0.5) / 0.25, "encoder")
+    expected = alignment_distance(everything[rows], consensus[rows], config.alignment, rows=6)
+    assert len(rows) > 6
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+
+
 def test_mu_ramps_up() -> None:
     config = config_with("alignment.mu=2", "alignment.ramp_rounds=4")
     assert [mu_at(config, r) for r in (1, 2, 4, 5)] == [0.5, 1.0, 2.0, 2.0]

@@ -139,6 +139,19 @@ def test_relational_kl_equals_its_formula_with_a_temperature_for_each_side() -> 
     assert float(relational_kl(live, consensus, 0.1)) == pytest.approx(float(relational_kl(live, consensus, 0.1, 0.1)))
 
 
+def test_remembered_images_are_neighbours_but_their_own_neighbourhoods_do_not_count() -> None:
+    """Rows without a gradient must not lower the weight of the others, whatever their number."""
+    live, consensus = features(9, 3, 0), features(9, 5, 1)
+    found = relational_kl(live, consensus, 0.5, 0.1, rows=4)
+    wanted, given = (
+        (z @ z.T / t).fill_diagonal_(float("-inf")).softmax(1)[:4]
+        for z, t in ((torch.nn.functional.normalize(consensus), 0.1), (torch.nn.functional.normalize(live), 0.5))
+    )
+    by_hand = torch.where(wanted > 0, wanted * (wanted / given).log(), 0.0).sum() / 4
+    assert float(found) == pytest.approx(float(by_hand), rel=1e-9)
+    assert float(found) != pytest.approx(float(relational_kl(live, consensus, 0.5, 0.1)), rel=1e-3)
+
+
 def test_a_cold_consensus_asks_only_for_the_nearest_neighbour() -> None:
     live, consensus = features(12, 3, 5), features(12, 4, 0)
     similarity = torch.nn.functional.normalize(consensus, dim=1) @ torch.nn.functional.normalize(consensus, dim=1).T

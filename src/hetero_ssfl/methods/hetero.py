@@ -211,11 +211,8 @@ class Alignment:
         images = random_view(pixels, self.config.views, rng) if alignment.augment_rad else to_input(pixels)
         live = learner.represent(images, alignment.trained_layer)
         all_rows, representations = self._with_memory(rows, live)
-        return (
-            self.mu
-            * alignment.every
-            * alignment_distance(representations, take(self.consensus, all_rows, live.device), alignment)
-        )
+        wanted = take(self.consensus, all_rows, live.device)
+        return self.mu * alignment.every * alignment_distance(representations, wanted, alignment, len(rows))
 
     def _with_memory(self, rows: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
         """Return this step's rows followed by remembered rows that are not among them, newest first."""
