@@ -230,7 +230,11 @@ def test_fedu_follows_the_published_rule_by_default(training: Callable[[float], 
     assert networks(client).predictor.weight.item() == 20.0
 
 
-def test_fedema_moves_parameters_but_not_the_statistics_of_batchnorm(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", [0.25, 0.75])
+def test_fedema_mixes_parameters_and_takes_the_statistics_of_batchnorm_as_the_published_code_does(
+    kept: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the global ones, except for a predictor that stays nearer to the client's own than to the global one."""
     monkeypatch.setattr(AVERAGING, "train", lambda *_: {})
     config = load_config("smoke", ["method=fedema", "clients.models=['resnet8(width=4)']"])
     learner = build_learner(config.model_of(0), config.ssl, 1, 16, 0)
@@ -238,9 +242,13 @@ def test_fedema_moves_parameters_but_not_the_statistics_of_batchnorm(monkeypatch
     client = TrainingClient("a", config, learner, pixels, pixels, None, 1)
     own = {key: value.clone() for key, value in learner.state_dict().items()}
     everywhere = {k: v + 1 for k, v in AVERAGING.shared_weights(learner).items()}
-    down = Broadcast(2, {**everywhere, "lambda": torch.tensor(0.5), "drift": torch.tensor(0.5)})  # m = 0.25
+    down = Broadcast(2, {**everywhere, "lambda": torch.tensor(0.5), "drift": torch.tensor(2 * kept)})
     METHODS["fedema"](config).local_update(client, down)
     for key, value in learner.state_dict().items():
-        moves = key in everywhere and not key.endswith(("running_mean", "running_var", "num_batches_tracked"))
-        wanted = 0.25 * own[key] + 0.75 * everywhere[key] if moves else own[key]
-        torch.testing.assert_close(value, wanted)
+        wanted = own[key]  # the target network
+        if key.endswith(("running_mean", "running_var", "num_batches_tracked")):
+            stays = key.startswith("target.") or (key.startswith("predictor.") and kept == 0.75)
+            wanted = wanted if stays else everywhere[key]
+        elif key in everywhere:
+            wanted = kept * own[key] + (1 - kept) * everywhere[key]
+        torch.testing.assert_close(value, wanted, msg=key)

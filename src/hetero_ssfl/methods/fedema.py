@@ -9,8 +9,10 @@
 
 The distance d_k is that of the published code: between the client's encoder before and after its own training, as a
 mean over convolutions. With `averaging.divergence = "global"` and `averaging.norm = "euclidean"` it is ||W_g - W_k||
-over all parameters, as in the paper, in step 4 with the new global model. As in the published code, only parameters
-move: a client keeps its BatchNorm statistics.
+over all parameters, as in the paper, in step 4 with the new global model.
+
+Only parameters are mixed. As in the published code, BatchNorm's statistics become the global ones, except that those of
+the predictor stay the client's own if m > 0.5.
 """
 
 from collections.abc import Mapping
@@ -40,9 +42,10 @@ class FedEMA(FedBYOL):
             moved = float(down.arrays["drift"])
             distance = moved if as_in_code else divergence(weights, own, self.config.averaging.norm)
             kept = min(float(down.arrays["lambda"]) * distance, 1.0)
-            moving = {key for key, _ in client.learner.named_parameters()}
-            weights = {key: torch.lerp(w, own[key], kept) for key, w in weights.items() if key in moving}
-            load_shared(client, weights)
+            parameters = {key for key, _ in client.learner.named_parameters()}
+            mixed = {key: torch.lerp(weights[key], own[key], kept) for key in weights.keys() & parameters}
+            own_statistics = {key: w for key, w in own.items() if key.startswith("predictor.") and kept > 0.5}
+            load_shared(client, {**weights, **own_statistics, **mixed})
         else:
             load_shared(client, weights, also_target=True)
         metrics = measured_training(client, down.round)
