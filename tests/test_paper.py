@@ -234,6 +234,17 @@ def test_a_client_that_dies_every_round_marks_its_cells_and_the_exit_code_and_th
     assert "SIGABRT" in beside
 
 
+def test_a_run_whose_loss_diverges_marks_its_cell_and_the_others_are_run(
+    tmp_path: Path, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    table = ["paper", "table1", "--scale", "smoke", "--root", tmp_path, "--quiet", "--json", "--set", "rounds=1"]
+    code, printed, said = call(*table, "--only", "CIFAR-10/central BYOL", "--seeds", 2, "--set", "optim.lr=1e30")
+    (cell,) = json.loads(printed)["cells"]
+    assert (code, cell["mean"], cell["stopped_runs"]) == (1, None, 2)
+    assert "the loss diverged" in cell["lost"][0]
+    assert said.count("lost in CIFAR-10/central BYOL") == 2
+
+
 def paper_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> dict[str, object]:

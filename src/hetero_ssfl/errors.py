@@ -42,5 +42,9 @@ class LostStateError(DamagedError):
     """A state of the server or of a client is damaged. The round before it can be repeated, to the same state."""
 
 
+class TooFewRepliesError(RunError):
+    """A round got too few usable replies, for instance because the loss of all clients diverged."""
+
+
 class FaultError(RunError):
     """A run on one machine stopped because a client failed twice or a file is damaged. Finished rounds are kept."""

@@ -19,7 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from .config import Config, load_config, parse_config
-from .errors import ConfigError, FaultError
+from .errors import ConfigError, FaultError, TooFewRepliesError
 from .events import ClientTrained, RoundDone
 from .federation import end_with_parent, start
 from .progress import RunView
@@ -269,7 +269,7 @@ def run_cells(
     """Run or resume unfinished cells, `jobs` runs at a time. Finished cells are left unchanged.
 
     `known` says which cells and seeds need no run here; `done` is called after each of the others has finished.
-    Return the reason for each run that a fault stopped; the other cells are run nevertheless.
+    Return the reason for each run that a fault or a diverged loss stopped; the other cells are run nevertheless.
     """
     runs = {
         cell.folder(root, scale, seed): (cell, seed) for seed in range(seeds) for cell in cells if not known(cell, seed)
@@ -283,7 +283,7 @@ def run_cells(
                 with RunView(console, titles[path], quiet) as view:
                     start(config, path, view)
                 done(*runs[path])
-            except FaultError as error:
+            except (FaultError, TooFewRepliesError) as error:
                 stopped[path] = str(error)
         return stopped
     with ProcessPoolExecutor(jobs, get_context("spawn"), end_with_parent) as pool:
@@ -304,7 +304,7 @@ def _run_alone(config: str, path: Path) -> str | None:
     """Run one cell without progress output, in a separate process. Return the fault that stopped it, if any."""
     try:
         start(parse_config(config), path, lambda _: None)
-    except FaultError as error:
+    except (FaultError, TooFewRepliesError) as error:
         return str(error)
     return None
 

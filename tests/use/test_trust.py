@@ -126,6 +126,32 @@ def test_a_run_from_another_machine_runs_no_code(
     assert not trace.exists()
 
 
+@pytest.mark.parametrize(
+    ("setting", "old"),
+    [
+        ("ssl.kind", 'kind = "byol"'),
+        ("optim.kind", 'kind = "sgd"'),
+        ("views.function", "count = 2"),
+        ("alignment.kernel", 'kernel = "linear"'),
+        ("method", 'method = "hetero-ssfl"'),
+    ],
+)
+@pytest.mark.parametrize("command", ["theory", "audit"])
+def test_commands_that_train_import_no_code_of_a_run_from_another_machine(
+    command: str, setting: str, old: str, run: Path, module: Path, trace: Path, tmp_path: Path, call: Call
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    text = unseal_text(config.read_text(), config, required=True)
+    assert text.count(old) == 1
+    new = f'{setting.rpartition(".")[2]} = "nets_of_mine:Net"'
+    config.write_text(seal_text(text.replace(old, new)))
+    code, _, said = call(command, tmp_path / "run")
+    assert code == 2
+    assert f"{setting} = 'nets_of_mine:Net' is code that you have not trained with" in said.replace("\n", " ")
+    assert not trace.exists()
+
+
 def test_a_run_runs_no_code_from_node_settings(
     run: Path, trace: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

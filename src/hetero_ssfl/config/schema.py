@@ -489,6 +489,18 @@ class Config(Section):
                 )
         return self
 
+    @property
+    def own_code(self) -> dict[str, str]:
+        """The user's own code that training imports, by setting; encoders belong to the clients and are not part."""
+        named = {
+            "method": self.method,
+            "ssl.kind": self.ssl.kind,
+            "optim.kind": self.optim.kind,
+            "views.function": self.views.function or "",
+            "alignment.kernel": self.alignment.kernel,
+        }
+        return {setting: spec for setting, spec in named.items() if ":" in spec}
+
     def model_of(self, client: int) -> ModelConfig:
         """Return the model of client number `client`, with the defaults of `[ssl]` filled in."""
         model = self.clients.models[client % len(self.clients.models)]

@@ -204,7 +204,7 @@ def run_here(folder: RunFolder, site: Site, listen: Listener) -> RunFolder:
     config = folder.config
     if folder.finished:
         return folder
-    remember([*(model.encoder for model in config.clients.models), config.method])
+    remember([*(model.encoder for model in config.clients.models), *config.own_code.values()])
     remember_places(places_of(folder))
     if config.engine.kind == "simulation":
         from .engines.ray_engine import simulate

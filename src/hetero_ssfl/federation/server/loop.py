@@ -21,7 +21,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from ...config import Config
-from ...errors import FaultError, LostStateError, ProtocolError, RunError
+from ...errors import FaultError, LostStateError, ProtocolError, RunError, TooFewRepliesError
 from ...events import (
     ClientTrained,
     Evaluated,
@@ -150,7 +150,7 @@ class Server:
         if len(updates) < needed:
             if any("diverged in round" in reason for reason in excluded_in(events)):
                 raise self.diverged(state, next(excluded_in(events)))
-            raise RunError(
+            raise TooFewRepliesError(
                 f"round {number} got {len(updates)} usable replies, expected at least {needed}. First reason: "
                 f"{next(excluded_in(events), 'none')} "
                 f"Fix this and continue with: {resume_command(self.folder.path)}"
@@ -159,9 +159,9 @@ class Server:
         means = _means({name: dict(update.metrics) for name, update in updates.items()})
         return Outcome(self.method.aggregate(state, updates), events, len(updates), means)
 
-    def diverged(self, state: ServerState, reason: str) -> RunError:
+    def diverged(self, state: ServerState, reason: str) -> TooFewRepliesError:
         lower = change_command(self.folder.path, "optim.lr", self.config.optim.lr / 10)
-        return RunError(
+        return TooFewRepliesError(
             f"the loss diverged: {reason} Round {max(0, state.round)}, the last finished one, is kept: continue from "
             f"there with, for example, a lower learning rate: {lower}"
         )
