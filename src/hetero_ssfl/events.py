@@ -231,6 +231,13 @@ def from_lines(lines: Iterable[str | bytes]) -> list[Event]:
     return found
 
 
+def never_trained(clients: Iterable[str], events: Iterable[Event]) -> list[str]:
+    """Return the clients that no round selected, or whose replies were all excluded: their networks are untrained."""
+    replies = [e for e in events if isinstance(e, ClientTrained) and e.round > 0 and e.excluded is None]
+    trained = {reply.client for reply in replies}
+    return [client for client in clients if client not in trained]
+
+
 def to_lines(events: Iterable[Event]) -> str:
     return "".join(json.dumps(event.to_json(), allow_nan=False) + "\n" for event in events)
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from .config import Config, load_config, parse_config
 from .errors import ConfigError, FaultError, TooFewRepliesError
-from .events import ClientTrained, RoundDone
+from .events import ClientTrained, RoundDone, never_trained
 from .federation import end_with_parent, start
 from .progress import RunView
 from .report.tables import Result, interval95
@@ -348,7 +348,6 @@ class RunScore:
 def score_run(folder: RunFolder) -> RunScore:
     result, events = Result.read(folder), folder.events()
     replies = [e for e in events if isinstance(e, ClientTrained) and e.round > 0]
-    trained = {e.client for e in replies if e.excluded is None}
     clients = result.results["clients"]
     lost = [f"{e.client} in round {e.round}: {e.excluded}" for e in replies if e.excluded is not None]
     lost += [f"{name} was absent at the end" for name in result.results.get("absent", [])]
@@ -356,7 +355,7 @@ def score_run(folder: RunFolder) -> RunScore:
     return RunScore(
         seed=result.config.seed,
         clients=clients,
-        never_trained=[name for name in clients if name not in trained],
+        never_trained=never_trained(clients, events),
         shared=result.results.get("global", {}),
         untrained=result.results["untrained"],
         lost=lost,

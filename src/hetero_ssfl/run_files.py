@@ -65,6 +65,7 @@ class Results(_File):
     sd_over_clients: Figures = {}
     models: dict[str, Model] = {}
     absent: list[str] = []
+    never_trained: list[str] = []
     shared: Figures = Field({}, alias="global")
 
 

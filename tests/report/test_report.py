@@ -8,8 +8,10 @@ import pytest
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError, RunError
-from hetero_ssfl.events import Evaluated
+from hetero_ssfl.events import ClientTrained, Evaluated
+from hetero_ssfl.federation import start
 from hetero_ssfl.report import plots
+from hetero_ssfl.report.page import render
 from hetero_ssfl.report.tables import (
     Result,
     compare_rows,
@@ -21,6 +23,7 @@ from hetero_ssfl.report.tables import (
 )
 from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.screen import Console
+from hetero_ssfl.use.rad_features import read_rad_features
 
 
 def make(path: Path, scores: list[float], *overrides: str) -> Result:
@@ -50,6 +53,29 @@ def test_compare_takes_means_over_clients_then_over_seeds(tmp_path: Path) -> Non
     assert second["difference_to_first"] == pytest.approx(20)
     assert compare_table([first, second]).columns[1].header == "seeds"
     assert compare_table(compare_rows(together[:1], "linear_all")).columns[1].header == "seed"
+
+
+def test_clients_that_never_trained_are_named_and_not_part_of_any_mean(tmp_path: Path) -> None:
+    """One client of three per round, two rounds: at least one client is never selected."""
+    small = ["clients.count=3", "clients.per_round=1", "rounds=2", "local_epochs=1", "evaluation.every=0"]
+    result = Result.read(start(load_config("smoke", [*small, "engine.workers=1"]), tmp_path / "run", lambda _: None))
+    trained = {e.client for e in result.folder.events() if isinstance(e, ClientTrained) and e.round > 0}
+    idle = sorted({"client-000", "client-001", "client-002"} - trained)
+    assert idle
+    assert result.never_trained == idle
+    of_trained = [result.results["clients"][name]["linear_all"] for name in sorted(trained)]
+    assert result.results["mean"]["linear_all"] == pytest.approx(sum(of_trained) / len(of_trained))
+    assert result.scores("linear_all") == of_trained
+    assert compare_rows([result], "linear_all")[0]["mean"] == pytest.approx(sum(of_trained) / len(of_trained))
+    console = Console(file=io.StringIO(), width=200)
+    console.print(results_table(result))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"{idle[0]} (never trained)" in printed
+    assert f"over the {len(trained)} clients that trained" in printed
+    page = render([tmp_path / "run"], read_rad_features)
+    assert f"{len(idle)} of 3 clients never trained and are not part of the means" in page
+    assert f"{idle[0]} (never trained)" in page
+    assert f"mean accuracy is {sum(of_trained) / len(of_trained):.1f} %" in page
 
 
 def test_the_difference_uses_only_equal_seeds(tmp_path: Path) -> None:

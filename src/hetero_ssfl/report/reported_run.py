@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RunError
-from ..events import ClientTrained, Evaluated, Event, KernelsSeen, RoundDone, is_number
+from ..events import ClientTrained, Evaluated, Event, KernelsSeen, RoundDone, is_number, never_trained
 from ..methods import Method, method_class
 from ..plugins import is_trusted
 from ..runs import RunFolder
@@ -134,6 +134,9 @@ class ReportedRun:
                 found.append((event.round, event.client, "warning", str(event.warning)))
             if isinstance(event, RoundDone) and event.away:
                 found.append((event.round, ", ".join(map(str, event.away)), "away", "not connected in this round"))
+        if self.result.never_trained:
+            why = "no round selected them, or all their replies were left out: they are not part of the means"
+            found.append((self.rounds_done, ", ".join(self.result.never_trained), "never trained", why))
         absent = ", ".join(map(str, self.result.results.get("absent", [])))
         if absent:
             found.append((self.rounds_done, absent, "absent", "left before the end: the final figures are unknown"))
@@ -158,9 +161,12 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
 
 def _so_far(folder: RunFolder) -> Result:
     """Return the newest validation results, for comparing runs that are not all finished."""
-    probes = list(_validations(folder.events()))
+    events = folder.events()
+    probes = list(_validations(events))
     first = probes[0].clients if probes and probes[0].round == 0 else {}
-    results = {"clients": probes[-1].clients if probes else {}, "untrained": first, "mean": {}}
+    results: dict[str, Any] = {"clients": probes[-1].clients if probes else {}, "untrained": first, "mean": {}}
+    if probes and probes[-1].round > 0:
+        results["never_trained"] = never_trained(probes[-1].clients, events)
     if folder.finished:
         finished = folder.read_json("results.json")
         results |= {key: finished[key] for key in ("models", "absent") if key in finished}

@@ -53,6 +53,10 @@ def summary(runs: Sequence[ReportedRun], metric: str | None) -> list[str]:
             sentences.append(
                 f"{run.label} is not finished: {run.rounds_done} of {_count(run.result.config.rounds, 'round')} done."
             )
+    for run in runs:
+        if run.result.never_trained:
+            left, everyone = len(run.result.never_trained), _count(len(run.result.results["clients"]), "client")
+            sentences.append(f"{run.label}: {left} of {everyone} never trained and are not part of the means.")
     lost = sum(what == "left out" for run in runs for _, _, what, _ in run.faults())
     if lost:
         sentences.append(
@@ -70,7 +74,7 @@ def _outcome(runs: Sequence[ReportedRun], metric: str | None) -> list[str]:
         return []
     words = f"With {runs[-1].label} the" if len(runs) > 1 else "The"
     words += f" mean accuracy is {mean(scores):.1f} % on {probed_on(runs)} ({metric_words(metric)})"
-    pairs = [(last.score(c, metric), base.get(c, {}).get(metric)) for c in last.results["clients"]]
+    pairs = [(last.trained_score(c, metric), base.get(c, {}).get(metric)) for c in last.results["clients"]]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if not known:
         return [words + "."]
@@ -176,10 +180,10 @@ def _accuracy_table(runs: Sequence[ReportedRun], clients: list[str], base: Mappi
     last = runs[-1]
     rows = []
     for client in clients[:MOST_ROWS]:
-        score, start = last.result.score(client, metric), base.get(client, {}).get(metric)
+        score, start = last.result.trained_score(client, metric), base.get(client, {}).get(metric)
         parameters = last.models[client].get("parameters")
         row = [
-            client,
+            f"{client} (never trained)" if client in last.result.never_trained else client,
             _figure(last.untrained.get(client, {}).get(metric)),
             *[_figure(run.result.score(client, metric)) for run in runs],
             "-" if score is None or start is None else f"{score - start:+.1f}",
@@ -293,7 +297,10 @@ def _curve(runs: Sequence[ReportedRun], key: str, title: str) -> list[Figure]:
 
 def _baseline(runs: Sequence[ReportedRun]) -> Mapping[str, Mapping[str, float]]:
     """Return the scores to compare the last run with: those of the first run, or of the untrained encoders."""
-    return runs[-1].untrained if len(runs) == 1 else runs[0].result.results["clients"]
+    if len(runs) == 1:
+        return runs[-1].untrained
+    first = runs[0].result
+    return {name: scores for name, scores in first.results["clients"].items() if name not in first.never_trained}
 
 
 def _column(scores: Mapping[str, Mapping[str, float]], metric: str) -> list[float]:

@@ -42,8 +42,19 @@ class Result:
         value: float | None = self.results["clients"].get(client, {}).get(metric)
         return value
 
+    @property
+    def never_trained(self) -> list[str]:
+        """Clients that no round selected, or whose replies were all excluded. They are left out of means."""
+        found: list[str] = self.results.get("never_trained", [])
+        return found
+
+    def trained_score(self, client: str, metric: str) -> float | None:
+        return None if client in self.never_trained else self.score(client, metric)
+
     def scores(self, metric: str) -> list[float]:
-        return [s[metric] for s in self.results["clients"].values() if metric in s]
+        """Return the scores of the clients that trained."""
+        found = [self.trained_score(client, metric) for client in self.results["clients"]]
+        return [score for score in found if score is not None]
 
     def model(self, client: str) -> dict[str, Any]:
         """Return the client's encoder and its number of parameters, from the results or, in older runs, the card."""
@@ -71,9 +82,12 @@ def results_table(result: Result) -> Table:
         table.add_column(metric.replace("_", ", "), justify="right")
     for client in result.results["clients"]:
         cells = [_number(result.score(client, metric)) for metric in metrics]
-        table.add_row(client, escape(result.model(client)["encoder"]), result.holdings(client), *cells)
+        name = f"{client} (never trained)" if client in result.never_trained else client
+        table.add_row(name, escape(result.model(client)["encoder"]), result.holdings(client), *cells)
     table.add_section()
-    table.add_row("mean ± sd", "over clients", "", *[spread(result.scores(m)) for m in metrics])
+    trained = len(result.results["clients"]) - len(result.never_trained)
+    over = f"over the {trained} clients that trained" if result.never_trained else "over clients"
+    table.add_row("mean ± sd", over, "", *[spread(result.scores(m)) for m in metrics])
     untrained = result.results["untrained"]
     if untrained:
         cells = [spread([s[m] for s in untrained.values() if m in s]) for m in metrics]
@@ -168,8 +182,8 @@ def paired_interval(first: list[Result], second: list[Result], metric: str) -> l
     differences = []
     for run in second:
         other = by_seed.get(run.config.seed)
-        names = [n for n in run.results["clients"] if other and other.score(n, metric) is not None]
-        pairs = [(run.score(n, metric), other.score(n, metric)) for n in names if other]
+        names = [n for n in run.results["clients"] if other and other.trained_score(n, metric) is not None]
+        pairs = [(run.trained_score(n, metric), other.trained_score(n, metric)) for n in names if other]
         if pairs:
             differences.append([a - b for a, b in pairs if a is not None and b is not None])
     return bootstrap_interval(differences)

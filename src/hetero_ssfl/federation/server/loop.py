@@ -33,6 +33,7 @@ from ...events import (
     RoundBegun,
     RoundDone,
     Started,
+    never_trained,
 )
 from ...methods import ClientId, Method, ServerState, Update, method_for
 from ...runs import RunFolder, change_command, resume_command
@@ -356,16 +357,20 @@ class Server:
                 f"{', '.join(sorted(set(missing)))} could not be evaluated at the end; all training is kept. "
                 f"Fix the problem above and continue with: {resume_command(self.folder.path)}"
             )
+        untouched = never_trained(final.clients, self.folder.events())
+        trained = {name: figures for name, figures in final.clients.items() if name not in untouched}
         results: dict[str, Any] = {
             "method": self.config.method,
             "round": state.round,
             "seed": self.config.seed,
             "clients": final.clients,
             "models": {name: self.roster.models[name] for name in final.clients},
-            "mean": final.mean,
-            "sd_over_clients": _deviations(final.clients),
+            "mean": _means(trained),
+            "sd_over_clients": _deviations(trained),
             "untrained": untrained.clients if untrained else {},
         }
+        if untouched:  # not part of the means
+            results["never_trained"] = untouched
         absent = sorted(set(state.roster) - set(final.clients))
         if absent:  # a node that left keeps its model, but its figures are unknown
             results["absent"] = absent
