@@ -1,12 +1,15 @@
-"""Use your own data, encoder, views, kernel and method, each in a few lines of this script.
+"""Use your own data, encoder, views, loss, kernel and method, each in a few lines of this script.
 
 python examples/own_everything.py
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Generator, Tensor, nn
 
 from hetero_ssfl import Client, HeteroSSFL, ServerState, effective_rank, federate
+from hetero_ssfl.models import Learner
 
 
 def own_data(count: int, seed: int) -> tuple[Tensor, list[str]]:
@@ -38,6 +41,17 @@ def own_views(batch: Tensor, rng: Generator) -> Tensor:
     return (moved * (0.7 + 0.6 * torch.rand(len(batch), 1, 1, 1, generator=rng))).clamp(0, 1)
 
 
+def own_loss(learner: Learner, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Distinguish an image's other view, seen by the target network, from those of other images (as MoCo does).
+
+    Return the loss, and the projections of the first view to monitor for collapse."""
+    z = [nn.functional.normalize(learner.represent(view, "projector"), dim=1) for view in views[:2]]
+    targets = [nn.functional.normalize(learner.targets(view), dim=1) for view in views[:2]]
+    same = torch.arange(len(z[0]), device=z[0].device)
+    losses = [nn.functional.cross_entropy(a @ b.T / 0.2, same) for a, b in ((z[0], targets[1]), (z[1], targets[0]))]
+    return (losses[0] + losses[1]) / 2, z[0]
+
+
 def own_kernel(a: Tensor, b: Tensor) -> Tensor:
     """Laplacian kernel exp(-distance / scale). The scale depends only on `b`, so that any `a` gets the same kernel."""
     scale = b.std(0).norm().clamp_min(1e-6)
@@ -64,6 +78,7 @@ if __name__ == "__main__":
         rad=60,  # images taken from the clients' data
         method=OwnMethod,
         views=own_views,
+        loss=own_loss,
         kernel=own_kernel,
         rounds=2,
         settings={"local_epochs": 2, "optim.batch": 32},

@@ -360,3 +360,6 @@ def test_the_list_of_changed_assumptions_follows_the_config() -> None:
     plain = ("optim.momentum=0", "optim.weight_decay=0", "optim.schedule=constant", "ssl.kind=vicreg", "alignment.mu=0")
     assert len(changed_assumptions(tiny(*plain))) == 3  # steps instead of epochs, BatchNorm, random views
     assert 'alignment.when = "epoch"' in " ".join(changed_assumptions(tiny("alignment.when=epoch")))
+    other_layer = "computed from the projector, and the kernels that are exchanged from the encoder"
+    assert other_layer in " ".join(changed_assumptions(tiny("alignment.live_layer=projector")))
+    assert other_layer not in " ".join(changed_assumptions(tiny()))

@@ -258,6 +258,11 @@ def _alignment(config: Config) -> Iterator[tuple[object, str]]:
             f"The alignment term is not in every step (alignment.{rare}); the measured loss contains it with "
             "weight mu.",
         )
+        yield (
+            alignment.trained_layer != alignment.layer,
+            f"The term is computed from the {alignment.trained_layer}, and the kernels that are exchanged from the "
+            f"{alignment.layer}; L2 and R are those of the {alignment.layer}.",
+        )
         yield alignment.ramp_rounds, f"mu grows over the first {alignment.ramp_rounds} rounds."
     yield (
         clients.selected_per_round() < clients.count,

@@ -113,3 +113,16 @@ def test_a_users_loss_is_found_by_name_and_checked() -> None:
     assert torch.equal(local_loss(mine, views)[0], own_loss(mine, views)[0])
     with pytest.raises(ConfigError, match=r"ssl.kind = .*broken_loss' returned \(\), NoneType, expected a loss"):
         local_loss(broken, views)
+
+
+def test_a_users_loss_has_a_target_network_that_follows_the_online_one() -> None:
+    ssl, view = SslConfig(kind=f"{__name__}:own_loss"), torch.randn(8, 3, 16, 16)
+    learner = build_learner(ModelConfig(encoder="resnet8(width=4)"), ssl, 3, 16, seed=0).eval()
+    assert torch.equal(learner.targets(view), learner.represent(view, "projector"))
+    with torch.no_grad():
+        for parameter in learner.projector.parameters():
+            parameter.add_(1.0)
+    learner.move_target(0.75)
+    (last,) = [p for name, p in learner.target.named_parameters() if name == "1.3.bias"]  # type: ignore[union-attr]
+    assert torch.allclose(last, learner.projector[3].bias - 0.75)
+    assert not learner.targets(view).requires_grad

@@ -159,6 +159,11 @@ class SslConfig(Section):
     redundancy: NonNegativeFloat = 0.005
     """Barlow Twins: the weight of correlations between dimensions."""
 
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a target network: for BYOL, and for the user's own loss, which may use it."""
+        return self.kind == "byol" or ":" in self.kind
+
 
 class OptimConfig(Section):
     kind: Annotated[str, named_code("sgd", "adamw", "lars")] = "sgd"

@@ -23,7 +23,7 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 class Learner(nn.Module):
-    """W^o = encoder + projector, W^p = predictor, W^t = a moving average of W^o (BYOL only)."""
+    """W^o = encoder + projector, W^p = predictor, W^t = a moving average of W^o (BYOL and the user's own losses)."""
 
     def __init__(
         self, encoder: nn.Module, width: int, model: ModelConfig, ssl: SslConfig, classes: int | None = None
@@ -35,7 +35,7 @@ class Learner(nn.Module):
         self.predictor = mlp(outputs, model.predictor or ssl.predictor, outputs)
         self.ssl = ssl
         self.target: nn.Module | None = None
-        if ssl.kind == "byol":
+        if ssl.has_target:
             self.target = copy.deepcopy(self.online)
             self.target.requires_grad_(False)
         self.classifier = nn.Linear(width, classes) if classes else None  # for supervised baselines
@@ -54,7 +54,7 @@ class Learner(nn.Module):
         return out
 
     def targets(self, x: Tensor) -> Tensor:
-        """Return the target network's output, which the other view must predict (BYOL)."""
+        """Return the target network's output, without gradient; in BYOL, the other view must predict it."""
         assert self.target is not None
         with torch.no_grad():
             out: Tensor = self.target(x)

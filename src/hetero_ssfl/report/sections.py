@@ -21,7 +21,10 @@ FIGURES = {
     "batch_rank": "effective rank within a batch",
     "drift": "distance that training moved the encoder",
 }
-SERVER_FIGURES = {"consensus_effective_rank": "effective rank of the consensus"}
+SERVER_FIGURES = {
+    "consensus_effective_rank": "effective rank of the consensus",
+    "consensus_lost_share": "fraction of the mean kernel that is not sent",
+}
 
 
 # --- the top of the page ---------------------------------------------------------------------------
@@ -253,7 +256,7 @@ def curves(runs: Sequence[ReportedRun], metric: str | None) -> Section:
     for key, words in SERVER_FIGURES.items():
         points = [[(r, v, f"{run.label}, round {r}: {v:.3g}") for r, v in run.server_series(key)] for run in runs]
         lines = [svg.Line(run.style, found) for run, found in zip(runs, points, strict=True) if found]
-        if lines:
+        if any(value for found in points for _, value, _ in found):  # not for a kernel that is sent whole
             figures.append(Figure(words, svg.line_chart(lines, "round", f"{words} over the rounds", span=_span(runs))))
     if not figures:
         return Section("rounds", "Round by round", "No round has been finished yet.")

@@ -143,7 +143,7 @@ def training_seconds(config: Config, held: Held) -> dict[str, float]:
     images = held.images.train + (config.rad.size if config.rad.in_ssl else 0)
     batch = max(1, min(optim.batch, images))
     steps = images // batch * config.local_epochs
-    passes = views * (3 + (ssl.kind == "byol"))  # a backward pass costs two forward passes; the target has none
+    passes = views * (3 + ssl.has_target)  # a backward pass costs two forward passes; the target has none
     step = SECONDS_PER_STEP + passes * _pass(config, held, batch)
     step += 3 * comb(views, 2) * batch * _outputs(config) * max(_outputs(config), batch) / MULTIPLY_ADDS  # the loss
     parts = {f"local_epochs = {config.local_epochs} with optim.batch = {optim.batch}": steps * step}
