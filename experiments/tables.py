@@ -10,6 +10,7 @@ of the global model (g) where a method has one, otherwise of the mean over the c
 import argparse
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import get_args
@@ -25,6 +26,7 @@ from hetero_ssfl.paper import (
     OURS,
     OURS_RAD,
     Cell,
+    RunScore,
     TableName,
     cells_of,
     score,
@@ -45,13 +47,23 @@ TITLES = {
 COMPARISONS = [(OURS, ALONE), (OURS_RAD, ALONE_RAD), (OURS, FEDSIMCLR), (HETERO, "FedEMA"), (HETERO, "local SSL")]
 
 
+@cache
+def runs_below(results: Path, cell: Cell) -> list[RunScore]:
+    return kept_runs(results, cell, "workstation")
+
+
+def runs_of(cell: Cell) -> list[RunScore]:
+    """Return the kept runs of a cell by seed. Each file is read once: the comparison of its settings takes time."""
+    return runs_below(RESULTS, cell)
+
+
 def by_seed(cell: Cell, metric: str) -> dict[int, float]:
     """Return the figure of a cell for each seed."""
-    return {run.seed: score(cell, [run], metric)["mean"] for run in kept_runs(RESULTS, cell, "workstation")}
+    return {run.seed: score(cell, [run], metric)["mean"] for run in runs_of(cell)}
 
 
 def figure(cell: Cell, metric: str, most_seeds: int) -> str:
-    entry = score(cell, kept_runs(RESULTS, cell, "workstation"), metric)
+    entry = score(cell, runs_of(cell), metric)
     if entry["mean"] is None:
         return "-"
     text = f"{entry['mean']:.1f}"
@@ -68,13 +80,13 @@ def figure(cell: Cell, metric: str, most_seeds: int) -> str:
 def untrained(table: TableName, column: str, metric: str) -> str:
     """Return the range over the rows of a column, whose encoders differ."""
     cells = cells_of(table, column)
-    entries = [score(cell, kept_runs(RESULTS, cell, "workstation"), metric) for cell in cells]
+    entries = [score(cell, runs_of(cell), metric) for cell in cells]
     values = [entry["untrained_mean"] for entry in entries if entry["untrained_mean"] is not None]
     return f"{min(values):.1f} to {max(values):.1f}" if values else "-"
 
 
 def most_seeds(table: TableName, column: str) -> int:
-    return max(len(kept_runs(RESULTS, cell, "workstation")) for cell in cells_of(table, column))
+    return max(len(runs_of(cell)) for cell in cells_of(table, column))
 
 
 def table_lines(table: TableName, metric: str) -> Iterator[str]:
