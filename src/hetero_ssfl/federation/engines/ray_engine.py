@@ -22,6 +22,7 @@ def simulate(serve: Callable[[Grid], None], folder: RunFolder, config: Config) -
         )
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 lets clients wait for all other work of the machine
     from flwr.simulation import run_simulation
 
     from ..client.app import ClientProcess, client_app
