@@ -85,8 +85,8 @@ def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None
     """Raise ProtocolError if the config names what this node does not allow, or numbers beyond its limits."""
     limits = node.limits
     check_numbers(node.name, config)
-    installed = [config.method] if config.method not in METHODS else []  # by the name of its package's entry point
-    foreign = [name for name in (*config.own_code.values(), *installed) if name not in limits.code]
+    own = {*config.own_code.values(), config.method} - METHODS.keys()  # a method may be named by an entry point
+    foreign = sorted(own - set(limits.code))
     if foreign:
         raise ProtocolError(
             f"{node.name} was asked to import '{foreign[0][:100]}', which is not listed in limits.code of its node "
