@@ -39,7 +39,9 @@ ARMS: dict[str, list[str]] = {
     "together, CKA": [*CKA],
     "together": [],
     "central": [*CENTRAL],  # one client has the images of all, and the RAD
+    "central, as long as together": [*CENTRAL, "local_epochs=7"],
 }
+ONE_MODEL = [arm for arm in ARMS if arm.startswith("central")]  # no clients to be paired with, no own classes
 
 
 def rad_of(size: int) -> list[str]:
@@ -141,14 +143,15 @@ def print_table(arms: Iterable[str] = (UNTRAINED, *ARMS)) -> None:
         cells = []
         for metric in ("linear_all", "knn_all"):
             mine = figures(results, metric)
-            paired = arm not in ("together", "central")  # the central model has no client to be paired with
+            paired = arm not in ("together", *ONE_MODEL)
             cells += [over_seeds(mine), difference(figures(together, metric), mine) if paired else "-"]
-        cells.append(over_seeds(figures(results, "linear_own")) if arm != "central" else "-")
+        cells.append(over_seeds(figures(results, "linear_own")) if arm not in ONE_MODEL else "-")
         minutes = mean(result["core_minutes"] for result in results.values())
         print(f"| {arm} | {len(results)} | {' | '.join(cells)} | {minutes:.1f} |")
-    if "central" in arms and (results := kept("central")):
-        gain = difference(figures(results, "linear_all"), figures(untrained("central"), "linear_all"))
-        print(f"\nThe central model against its untrained encoder, linear probe: {gain} seeds")
+    for arm in ONE_MODEL:
+        if arm in arms and (results := kept(arm)):
+            gain = difference(figures(results, "linear_all"), figures(untrained(arm), "linear_all"))
+            print(f"\n{arm}, against its untrained encoder, linear probe: {gain} seeds")
 
 
 def over_seeds(by_seed: dict[int, list[float]]) -> str:
