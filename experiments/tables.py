@@ -15,23 +15,21 @@ from pathlib import Path
 from statistics import mean
 from typing import get_args
 
-from hetero_ssfl.paper import (
+from hetero_ssfl.paper.cells import (
     ALONE,
     ALONE_RAD,
     COLUMNS,
     FEDSIMCLR,
     FIGURES,
-    GLOBAL,
     HETERO,
     OURS,
     OURS_RAD,
     Cell,
-    RunScore,
     TableName,
     cells_of,
-    score,
 )
-from hetero_ssfl.paper_results import kept_runs
+from hetero_ssfl.paper.kept import kept_runs
+from hetero_ssfl.paper.scores import GLOBAL, RunScore, score
 
 RESULTS = Path(__file__).parents[1] / "results"
 BEGIN, END = "<!-- printed by experiments/tables.py -->", "<!-- end of what experiments/tables.py prints -->"

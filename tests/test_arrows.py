@@ -113,10 +113,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     }
     | {"measured_theory"},  # which reads the server's saved state
     "audit.words": {"audit"},  # its types, and pooled figures
-    "paper_results": BASE | {"paper", "report", "runs"},
     "cli": BASE
     | {"__init__", "federation", ENGINES, "report", "progress", "runs", "use"}
-    | {"checkup", "doctor", "deploy", "describe", "demo", "paper", "paper_results", "costs", "sweep"}
+    | {"checkup", "doctor", "deploy", "describe", "demo", "paper", "costs", "sweep"}
     | {"audit", "audit.words", "theory", "measured_theory", "theory_words"},
 }
 

@@ -12,13 +12,13 @@ from typing import cast
 import pytest
 from rich.markup import render
 
-from hetero_ssfl import paper_results
 from hetero_ssfl.cli import main
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.events import ClientTrained
 from hetero_ssfl.methods import method_for
-from hetero_ssfl.paper import (
+from hetero_ssfl.paper import kept as paper_results
+from hetero_ssfl.paper.cells import (
     CHOSEN,
     FEDSIMCLR,
     FIGURES,
@@ -28,13 +28,11 @@ from hetero_ssfl.paper import (
     ROW_SETTINGS,
     SCALES,
     Cell,
-    _accuracy,
-    _run_alone,
     cells_of,
-    finished_runs,
-    paper_table,
-    score,
 )
+from hetero_ssfl.paper.printing import _accuracy, paper_table
+from hetero_ssfl.paper.running import _run_alone
+from hetero_ssfl.paper.scores import finished_runs, score
 from hetero_ssfl.runs import RunFolder
 
 

@@ -121,9 +121,12 @@ def paper(
     The exit code is 1 if a cell lost a reply, a client or a whole run to a fault (such cells are marked in the table),
     or if --check finds another figure.
     """
-    from .. import paper_results
     from ..errors import ConfigError
-    from ..paper import Cell, cells_of, finished_runs, paper_table, run_cells, score
+    from ..paper import kept
+    from ..paper.cells import Cell, cells_of
+    from ..paper.printing import paper_table
+    from ..paper.running import run_cells
+    from ..paper.scores import finished_runs, score
 
     cells = cells_of(table, only)
     harmless = ("engine.workers=", "engine.threads=", "engine.device=")
@@ -136,7 +139,7 @@ def paper(
         )
     overrides = [*([f"engine.device={device}"] if device else []), *(set_ or [])]
     if check:
-        compared = paper_results.check(cells, scale, check, metric, err, overrides)
+        compared = kept.check(cells, scale, check, metric, err, overrides)
         if as_json:
             print_json(compared)
         else:
@@ -160,11 +163,11 @@ def paper(
         return
 
     def known(cell: Cell, seed: int) -> bool:
-        return keep is not None and paper_results.is_kept(keep, cell, scale, seed)
+        return keep is not None and kept.is_kept(keep, cell, scale, seed)
 
     def done(cell: Cell, seed: int) -> None:
         if keep is not None:
-            paper_results.keep(cell, scale, seed, root, keep)
+            kept.keep(cell, scale, seed, root, keep)
 
     try:
         stopped = {} if show else run_cells(cells, scale, seeds, root, err, quiet, overrides, jobs, known, done)
@@ -172,9 +175,7 @@ def paper(
         err.print("Interrupted. Finished cells are kept. Run the same command again to continue.")
         sys.exit(130)
     files = show or keep
-    runs = {
-        c: paper_results.kept_runs(files, c, scale) if files else finished_runs(c, scale, seeds, root) for c in cells
-    }
+    runs = {c: kept.kept_runs(files, c, scale) if files else finished_runs(c, scale, seeds, root) for c in cells}
     faults = {c: [stopped[p] for k in range(seeds) if (p := c.folder(root, scale, k)) in stopped] for c in cells}
     scores = [score(cell, runs[cell], metric, faults[cell]) for cell in cells]
     if as_json:

@@ -14,11 +14,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from .errors import ConfigError
-from .paper import Cell, RunScore, Scale, run_cells, score, score_run
-from .report.tables import student
-from .runs import RunFolder
-from .screen import Console
+from ..errors import ConfigError
+from ..report.tables import student
+from ..runs import RunFolder
+from ..screen import Console
+from .cells import Cell, Scale
+from .running import run_cells
+from .scores import RunScore, score, score_run
 
 
 def result_file(results: Path, cell: Cell, scale: Scale, seed: int) -> Path:
