@@ -17,9 +17,10 @@ settings.load_profile("project")
 torch.set_num_threads(1)  # models this small only lose time by sharing the work
 
 
-LONGEST = (
-    *("test_federation.py", "test_run.py", "test_cli.py", "test_local.py", "test_engines.py"),
-    *("test_blocks.py", "test_packaging.py"),
+LONGEST = (  # half a minute or more, in about this order
+    *("test_run.py", "test_cli.py", "test_blocks.py", "test_federation.py", "test_local.py", "test_packaging.py"),
+    *("test_paper.py", "test_faults.py", "test_first_hour.py", "test_accelerator.py", "test_own_parts.py"),
+    *("test_fork_server.py", "test_engines.py", "test_export.py", "test_theory.py", "test_nodes.py"),
 )
 
 

@@ -26,7 +26,7 @@ from hetero_ssfl.federation.sites.node import read_node
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "commands.md"})]
 EVERYWHERE = [block for page in [ROOT / "README.md", *PAGES] for block in blocks_of(page)]
 DEMANDING = (  # they take minutes, start other programs, or need certain ports of this machine
-    *("demo", "paper", "sweep", "audit"),
+    *("demo", "paper", "sweep", "audit", "theory", "doctor"),
     *("deploy local", "deploy check"),
 )
 OTHER_PROGRAMS = {"pip", "python", "tensorboard"}
