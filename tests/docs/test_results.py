@@ -23,6 +23,16 @@ def test_the_page_has_the_table_that_the_script_prints(
     assert not missing
 
 
+@pytest.mark.parametrize("sweep", ["RAD size", "local epochs", "mu", "kernel"])
+def test_the_page_has_every_kept_run_of_a_sweep(
+    sweep: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    arms = importlib.import_module("arms")
+    arms.print_table(arms.SWEEPS[sweep])
+    assert not [line for line in capsys.readouterr().out.splitlines() if line not in PAGE]
+
+
 def test_the_tables_use_the_best_trial_of_each_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     selection = importlib.import_module("selection")
