@@ -206,6 +206,7 @@ class Cell:
             turns, base = count // per_round, load_config(preset)
             settings += [f"rounds={base.rounds * turns}", f"alignment.ramp_rounds={base.alignment.ramp_rounds * turns}"]
             settings += [f"optim.batch={SMALL_BATCH[self.column]}"]
+            settings += ["evaluation.untrained=false"]  # up to 100 probes more; the first column has that floor
         if self.row == "central BYOL":
             settings += ["clients.per_round=1"]
         return load_config(preset, [*settings, *_recipe(scale, self.row, chosen), *ROW_SETTINGS[self.row], *overrides])
