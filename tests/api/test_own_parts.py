@@ -28,7 +28,8 @@ from hetero_ssfl.config import AlignmentConfig, Config, ViewsConfig
 from hetero_ssfl.consensus import kernel_factor
 from hetero_ssfl.data import Images, to_input
 from hetero_ssfl.errors import ConfigError, ProtocolError
-from hetero_ssfl.federation.sites.node import NodeSettings, check_instruction
+from hetero_ssfl.federation.sites.node import check_instruction
+from hetero_ssfl.federation.sites.node_settings import NodeSettings
 from hetero_ssfl.methods import method_class
 from hetero_ssfl.objectives import alignment_distance, gram
 from hetero_ssfl.plugins import Given

@@ -19,7 +19,7 @@ from hetero_ssfl.deploy.writing import initialise
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.federation.running import open_run
 from hetero_ssfl.federation.sites import NodeSite
-from hetero_ssfl.federation.sites.node import read_node
+from hetero_ssfl.federation.sites.node_settings import read_node
 
 
 @pytest.fixture

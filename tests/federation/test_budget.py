@@ -24,7 +24,8 @@ from hetero_ssfl.federation.sites.limits import (
     memory_bytes,
     training_seconds,
 )
-from hetero_ssfl.federation.sites.node import open_node, read_node
+from hetero_ssfl.federation.sites.node import open_node
+from hetero_ssfl.federation.sites.node_settings import read_node
 from hetero_ssfl.models import Work, build_encoder, build_learner, count_parameters, work_of
 
 

@@ -17,7 +17,9 @@ from hetero_ssfl.errors import ConfigError, ProtocolError, RunError
 from hetero_ssfl.federation import reevaluate, start
 from hetero_ssfl.federation.records import fields_of, rad_of
 from hetero_ssfl.federation.sites import NodeSite
-from hetero_ssfl.federation.sites.node import check_instruction, check_rad, find_rad, open_node, read_node, save_rad
+from hetero_ssfl.federation.sites.node import check_instruction, open_node
+from hetero_ssfl.federation.sites.node_rad import check_rad, find_rad, save_rad
+from hetero_ssfl.federation.sites.node_settings import read_node
 from hetero_ssfl.models import Learner
 from hetero_ssfl.report.status import read_status
 from hetero_ssfl.report.tables import Result, results_table

@@ -24,7 +24,9 @@ from hetero_ssfl.federation import start
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.records import arrays_of, fields_of, texts_of, with_lists
 from hetero_ssfl.federation.server.loop import Server
-from hetero_ssfl.federation.sites.node import check_instruction, find_rad, open_node, read_node
+from hetero_ssfl.federation.sites.node import check_instruction, open_node
+from hetero_ssfl.federation.sites.node_rad import find_rad
+from hetero_ssfl.federation.sites.node_settings import read_node
 from hetero_ssfl.federation.sum_records import new_session, roster_of, with_roster
 from hetero_ssfl.methods import Broadcast, ServerState, Update, method_for
 from hetero_ssfl.objectives import factor_cka

@@ -18,7 +18,9 @@ from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy.local import Rehearsal
 from hetero_ssfl.federation import start
 from hetero_ssfl.federation.client.memory import ClientCache
-from hetero_ssfl.federation.sites.node import find_rad, open_node, read_node
+from hetero_ssfl.federation.sites.node import open_node
+from hetero_ssfl.federation.sites.node_rad import find_rad
+from hetero_ssfl.federation.sites.node_settings import read_node
 from hetero_ssfl.methods import Broadcast, ServerState, method_for
 from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.runs import RunFolder

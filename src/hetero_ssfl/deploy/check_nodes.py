@@ -16,7 +16,9 @@ from ..data.sources import locate, open_rows
 from ..data.streams import each_image
 from ..errors import ConfigError, DataError
 from ..federation.sites.limits import check_text
-from ..federation.sites.node import NodeSettings, blank_rad, open_node
+from ..federation.sites.node import open_node
+from ..federation.sites.node_rad import blank_rad
+from ..federation.sites.node_settings import NodeSettings
 from ..models import work_of
 from ..plugins import TRUST_VARIABLE, is_trusted
 from .findings import UNCHECKED, Part

@@ -2,7 +2,7 @@
 
 simulated.py   a split of one data set, on this machine
 python.py      objects passed by a user's program
-node.py        node settings files on the participants' own disks
+node.py        files on the own disks of participants: settings (node_settings.py), RAD (node_rad.py), state
 """
 
 from pathlib import Path

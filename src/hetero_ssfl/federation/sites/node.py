@@ -1,84 +1,33 @@
 """A participant of a real federation: its node settings, data and state are files on its own disk.
 
-    name = "hospital-a"
-    encoder = "resnet18"            # its own architecture, independent of the others
-    device = "cuda:0"
-    home = "state"                  # RAD, networks after each round, finished models
-    [data]
-    source = "images"               # its own images; they never leave this machine
-    [limits]
-    weights_may_leave = false       # refuse methods that send weights
-
 The server determines how to train (the config in each message). It cannot choose the images, the model or any files.
 """
 
-import logging
-import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from flwr.app import Message
-from pydantic import BeforeValidator, Field, PositiveInt
 from torch import Tensor
 
 from ... import __version__
-from ...config import Config, DataConfig, EngineConfig, ModelConfig, Precision, Section, as_model, validate
-from ...data import Images, count_images, digest, load_images, load_rad_alone, remembered, split_training_images
-from ...errors import ConfigError, DamagedError, ProtocolError, RunError
+from ...config import Config, EngineConfig
+from ...data import Images, count_images, load_images, load_rad_alone, remembered, split_training_images
+from ...errors import ConfigError, ProtocolError, RunError
 from ...methods import METHODS, method_class
 from ...models import BUILTIN, Work, parse_spec, work_of
 from ...runs import RunFolder, SiteKind, StateFolder
-from ...saved_files import load_tensors, save_tensors
-from ..records import DIGEST, FEDERATION, NAME, Header, check_size, fields_of
+from ..records import FEDERATION, Header, check_size, fields_of
 from .identity import Identity, open_identity
-from .limits import MOST_FRACTIONS, Held, LimitsConfig, check_costs, check_numbers, check_text
+from .limits import MOST_FRACTIONS, Held, check_costs, check_numbers, check_text
+from .node_rad import blank_rad, check_rad, find_rad, save_rad
+from .node_settings import NodeSettings, read_node
 from .participant import NOBODY, Participant
 from .site import NodeConfig, RadShape, Setup
-
-log = logging.getLogger(__name__)
-
-KEPT_RADS = 3
-
-
-class NodeSettings(Section):
-    """The content of a participant's `node.toml`."""
-
-    name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
-    encoder: Annotated[ModelConfig, BeforeValidator(as_model)]
-    device: str = "cpu"
-    precision: Precision = "float32"
-    threads: PositiveInt = 1
-    """Torch threads of its client processes. The number affects the last digits of the results."""
-    home: Path = Path("state")
-    key: Path | None = None
-    """The key of this SuperNode. With it the node signs its keys of a secure sum."""
-    peers: Path | None = None
-    """A folder with the public key NAME.pub of every participant. With it the node takes part only in secure sums of
-    participants that signed with these keys."""
-    data: DataConfig = DataConfig(validation=0)
-    limits: LimitsConfig = LimitsConfig()
-
-
-def read_node(path: Path) -> NodeSettings:
-    """Read node settings. Paths in the file are relative to the file."""
-    try:
-        values = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot read node settings '{path}': {reason}. Check the path and the file.") from None
-    values.setdefault("data", {}).setdefault("validation", 0)
-    node = validate(values, NodeSettings)
-    source = path.parent / node.data.source
-    data = node.data.model_copy(update={"source": str(source.resolve())}) if source.exists() else node.data
-    places = {
-        name: place and (path.parent / place).resolve() for name, place in (("key", node.key), ("peers", node.peers))
-    }
-    return node.model_copy(update={**places, "home": (path.parent / node.home).resolve(), "data": data})
 
 
 def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None:
@@ -315,75 +264,6 @@ def _images(config: Config, split: str) -> Images:
     train = load_images(config.data, "train")
     rows = split_training_images(config, train)
     return train.subset(rows.validation if split == "validation" else rows.clients[0])
-
-
-# --- the RAD: sent once, identified by its digest ---
-
-
-def find_rad(node: NodeSettings, wanted: str) -> Tensor | None:
-    """Return the RAD with this digest, or None if it is not on this disk or is damaged."""
-    path = _rad_file(node, wanted)
-    if not path.exists():
-        return None
-    try:
-        pixels = load_tensors(path)[0].get("pixels")
-    except DamagedError:
-        pixels = None
-    if pixels is None or digest(pixels) != wanted:
-        log.warning("the RAD %s on disk does not match its digest; asking for it again", wanted[:12])
-        path.unlink()
-        return None
-    return pixels
-
-
-def check_rad(node: NodeSettings, wanted: str, pixels: Tensor) -> None:
-    """Raise ProtocolError unless a received RAD is within this node's limits and matches its digest."""
-    shape = tuple(pixels.shape)
-    if pixels.dtype != torch.uint8 or len(shape) != 4 or shape[1] not in (1, 3) or shape[2] != shape[3] or 0 in shape:
-        raise ProtocolError(
-            f"the RAD sent to {node.name} is {pixels.dtype} of shape {shape}, "
-            "expected uint8 images (n, 1 or 3, side, side)."
-        )
-    _check_side(node, shape[2])
-    if len(pixels) > node.limits.rad_images:
-        raise ProtocolError(
-            f"the RAD sent to {node.name} has {len(pixels)} images, its limit is {node.limits.rad_images}."
-        )
-    if digest(pixels) != wanted:
-        raise ProtocolError(f"the RAD sent to {node.name} does not match its digest {wanted[:12]}. Send it again.")
-
-
-def save_rad(node: NodeSettings, wanted: str, pixels: Tensor) -> None:
-    """Save a checked RAD, and delete old ones."""
-    save_tensors(_rad_file(node, wanted), {"pixels": pixels})
-    by_age = sorted((node.home / "rad").glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
-    for old in by_age[:-KEPT_RADS]:
-        old.unlink(missing_ok=True)
-
-
-def blank_rad(node: NodeSettings, channels: int, side: int) -> Tensor:
-    """Return one blank image, which stands for a RAD that has not arrived yet."""
-    if channels not in (1, 3) or side < 1:
-        raise ProtocolError(
-            f"the server names a RAD with {channels} channels and side {side}, expected 1 or 3 and at least 1."
-        )
-    _check_side(node, side)
-    return torch.zeros(1, channels, side, side, dtype=torch.uint8)
-
-
-def _check_side(node: NodeSettings, side: int) -> None:
-    if side > node.limits.image_side:
-        raise ProtocolError(
-            f"the RAD has images of {str(side)[:12]} pixels, the limit of {node.name} is {node.limits.image_side}. "
-            "Set data.side in the federation's config, or raise limits.image_side in the node settings."
-        )
-
-
-def _rad_file(node: NodeSettings, wanted: str) -> Path:
-    """Nothing that a message or a run folder says may become a path before it is checked."""
-    if not DIGEST.fullmatch(wanted):
-        raise ProtocolError(f"the RAD is named {wanted[:40]!r}, expected a SHA-256 digest.")
-    return node.home / "rad" / f"{wanted}.safetensors"
 
 
 def _federation_folder(node: NodeSettings, federation: str) -> Path:

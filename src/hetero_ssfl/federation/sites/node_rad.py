@@ -1,0 +1,83 @@
+"""The RAD on a participant's disk: sent once, identified by its digest."""
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...data import digest
+from ...errors import DamagedError, ProtocolError
+from ...saved_files import load_tensors, save_tensors
+from ..records import DIGEST
+from .node_settings import NodeSettings
+
+log = logging.getLogger(__name__)
+
+KEPT_RADS = 3
+
+
+def find_rad(node: NodeSettings, wanted: str) -> Tensor | None:
+    """Return the RAD with this digest, or None if it is not on this disk or is damaged."""
+    path = _rad_file(node, wanted)
+    if not path.exists():
+        return None
+    try:
+        pixels = load_tensors(path)[0].get("pixels")
+    except DamagedError:
+        pixels = None
+    if pixels is None or digest(pixels) != wanted:
+        log.warning("the RAD %s on disk does not match its digest; asking for it again", wanted[:12])
+        path.unlink()
+        return None
+    return pixels
+
+
+def check_rad(node: NodeSettings, wanted: str, pixels: Tensor) -> None:
+    """Raise ProtocolError unless a received RAD is within this node's limits and matches its digest."""
+    shape = tuple(pixels.shape)
+    if pixels.dtype != torch.uint8 or len(shape) != 4 or shape[1] not in (1, 3) or shape[2] != shape[3] or 0 in shape:
+        raise ProtocolError(
+            f"the RAD sent to {node.name} is {pixels.dtype} of shape {shape}, "
+            "expected uint8 images (n, 1 or 3, side, side)."
+        )
+    _check_side(node, shape[2])
+    if len(pixels) > node.limits.rad_images:
+        raise ProtocolError(
+            f"the RAD sent to {node.name} has {len(pixels)} images, its limit is {node.limits.rad_images}."
+        )
+    if digest(pixels) != wanted:
+        raise ProtocolError(f"the RAD sent to {node.name} does not match its digest {wanted[:12]}. Send it again.")
+
+
+def save_rad(node: NodeSettings, wanted: str, pixels: Tensor) -> None:
+    """Save a checked RAD, and delete old ones."""
+    save_tensors(_rad_file(node, wanted), {"pixels": pixels})
+    by_age = sorted((node.home / "rad").glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
+    for old in by_age[:-KEPT_RADS]:
+        old.unlink(missing_ok=True)
+
+
+def blank_rad(node: NodeSettings, channels: int, side: int) -> Tensor:
+    """Return one blank image, which stands for a RAD that has not arrived yet."""
+    if channels not in (1, 3) or side < 1:
+        raise ProtocolError(
+            f"the server names a RAD with {channels} channels and side {side}, expected 1 or 3 and at least 1."
+        )
+    _check_side(node, side)
+    return torch.zeros(1, channels, side, side, dtype=torch.uint8)
+
+
+def _check_side(node: NodeSettings, side: int) -> None:
+    if side > node.limits.image_side:
+        raise ProtocolError(
+            f"the RAD has images of {str(side)[:12]} pixels, the limit of {node.name} is {node.limits.image_side}. "
+            "Set data.side in the federation's config, or raise limits.image_side in the node settings."
+        )
+
+
+def _rad_file(node: NodeSettings, wanted: str) -> Path:
+    """Nothing that a message or a run folder says may become a path before it is checked."""
+    if not DIGEST.fullmatch(wanted):
+        raise ProtocolError(f"the RAD is named {wanted[:40]!r}, expected a SHA-256 digest.")
+    return node.home / "rad" / f"{wanted}.safetensors"
