@@ -14,7 +14,9 @@ from hetero_ssfl.cli import main
 
 settings.register_profile("project", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("project")
-torch.set_num_threads(1)  # models this small only lose time by sharing the work
+# Tests run side by side, with models so small that they only lose time by sharing the work.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start
 
 
 LONGEST = (  # half a minute or more, in about this order
