@@ -70,6 +70,11 @@ SWEEPS: dict[str, dict[str, list[str]]] = {
         "12 rounds of 2 epochs": rounds_of(12, 2),
         "together": [],
         "3 rounds of 8 epochs": rounds_of(3, 8),
+        # The optimiser starts fresh in each round, so that the number of rounds may matter without an exchange too.
+        "12 rounds of 2 epochs, alone": ["method=local", *rounds_of(12, 2)],
+        "alone with RAD images": ARMS["alone with RAD images"],
+        "3 rounds of 8 epochs, alone": ["method=local", *rounds_of(3, 8)],
+        "3 rounds of 12 epochs, alone": ["method=local", *rounds_of(3, 12)],  # about the CPU time of 8 together
     },
     "mu": {
         "alone with RAD images": ARMS["alone with RAD images"],
@@ -152,6 +157,10 @@ def print_table(arms: Iterable[str] = (UNTRAINED, *ARMS)) -> None:
         if arm in arms and (results := kept(arm)):
             gain = difference(figures(results, "linear_all"), figures(untrained(arm), "linear_all"))
             print(f"\n{arm}, against its untrained encoder, linear probe: {gain} seeds")
+    for arm in arms:
+        if alone := kept(f"{arm}, alone"):
+            linear, knn = (difference(figures(kept(arm), m), figures(alone, m)) for m in ("linear_all", "knn_all"))
+            print(f"\n{arm}, against the same alone: linear probe {linear} clients; kNN {knn} clients")
 
 
 def over_seeds(by_seed: dict[int, list[float]]) -> str:
