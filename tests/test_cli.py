@@ -1,4 +1,4 @@
-"""The command line in real processes: output, exit codes, and one-sentence errors."""
+"""The command line: output, exit codes, and one-sentence errors."""
 
 import json
 import os
@@ -27,14 +27,11 @@ Call = Callable[..., tuple[int, str, str]]
 COMMAND = [sys.executable, "-c", "from hetero_ssfl.cli import main; main()"]
 
 
-def hetero_ssfl(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=300)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cli") / "run"
-    done = hetero_ssfl("run", "smoke", *TINY, "--run-dir", path)
+    command = [*COMMAND, "run", "smoke", *TINY, "--run-dir", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "mean ± sd" in done.stdout
     assert "round 2/2" in done.stderr
@@ -78,7 +75,7 @@ def test_interrupting_before_training_says_that_nothing_was_written(
     assert (code, "Interrupted before training began; nothing was written." in said) == (130, True)
 
 
-def test_interrupting_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+def test_interrupting_leaves_a_run_that_can_be_resumed(tmp_path: Path, call: Call) -> None:
     path = tmp_path / "run"
     arguments = ["run", "smoke", *TINY, "--set", "rounds=50", "--run-dir", str(path)]
     child = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
@@ -92,10 +89,9 @@ def test_interrupting_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     assert f"hetero-ssfl run --resume {path}" in rest
     assert "Traceback" not in rest
     change_config(path, {"rounds": 2})
-    resumed = hetero_ssfl("run", "--resume", path, "--json", "--quiet")
-    assert resumed.returncode == 0, resumed.stderr
-    assert json.loads(resumed.stdout)["round"] >= 2
-    assert resumed.stderr == ""
+    code, shown, said = call("run", "--resume", path, "--json", "--quiet")
+    assert (code, said) == (0, "")
+    assert json.loads(shown)["round"] >= 2
 
 
 def test_an_unfinished_run_cannot_be_compared(finished: Path, tmp_path: Path, call: Call) -> None:
@@ -173,10 +169,10 @@ def test_the_demo_makes_a_table_and_a_picture(tmp_path: Path, call: Call) -> Non
     """A shortened demo: three arms, five encoders, one picture."""
     quick = ["--set", "rounds=1", "--set", "local_epochs=1", "--set", "data.limit=400", "--set", "rad.size=40"]
     quick += ["--set", "data.validation=100", "--set", "evaluation.epochs=5", "--set", "data.side=8", "--quiet"]
-    done = hetero_ssfl("demo", *quick, "--run-dir", tmp_path / "demo")
-    assert done.returncode == 0, done.stderr
+    code, shown, said = call("demo", *quick, "--run-dir", tmp_path / "demo")
+    assert code == 0, said
     for word in ("resnet14", "mobilenet", "vit", "alone", "together", "untrained", "mean ± sd"):
-        assert word in done.stdout
+        assert word in shown
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 20_000
     _, again, _ = call("demo", *quick, "--run-dir", tmp_path / "demo", "--json")
     assert len(json.loads(again)["rows"]) == 5

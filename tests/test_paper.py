@@ -286,17 +286,13 @@ def test_cells_are_run_once_and_both_columns_of_table_4_come_from_one_run(
     assert [c["mean"] for c in own] != [c["mean"] for c in cells]
 
 
-def test_a_killed_table_loses_no_finished_cell_and_equals_one_whose_cells_ran_side_by_side(tmp_path: Path) -> None:
-    table = ["paper", "table2", "--scale", "smoke", "--only", "FedBYOL", "--set", "rounds=1", "--quiet", "--json"]
-    command = [
-        sys.executable,
-        "-c",
-        "from hetero_ssfl.cli import main; main()",
-        *table,
-        "--root",
-        str(tmp_path / "one"),
-    ]
+def test_a_killed_table_loses_no_finished_cell_and_equals_one_whose_cells_ran_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = ["table2", "--scale", "smoke", "--only", "FedBYOL", "--set", "rounds=1", "--quiet"]
+    one, two = ([*table, "--root", str(tmp_path / name)] for name in ("one", "two"))
     folders = [cell.folder(tmp_path / "one", "smoke", 0) for cell in cells_of("table2", "FedBYOL")]
+    command = [sys.executable, "-c", "from hetero_ssfl.cli import main; main()", "paper", *one]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (folders[1] / "server.safetensors").exists():  # the second cell has begun
         assert first.poll() is None
@@ -306,11 +302,10 @@ def test_a_killed_table_loses_no_finished_cell_and_equals_one_whose_cells_ran_si
     assert not (folders[1] / "results.json").exists()
     kept = {path: path.stat().st_mtime_ns for path in folders[0].rglob("*.safetensors")}
     kept[folders[0] / "results.json"] = (folders[0] / "results.json").stat().st_mtime_ns
-    resumed = subprocess.run(command, check=True, capture_output=True, text=True)
+    resumed = paper_json(monkeypatch, capsys, *one)
     assert all(path.stat().st_mtime_ns == written for path, written in kept.items())
     assert len(list(tmp_path.rglob("results.json"))) == len(folders) == 2
-    together = subprocess.run([*command[:-1], str(tmp_path / "two"), "--jobs", "2"], capture_output=True, text=True)
-    assert json.loads(together.stdout) == json.loads(resumed.stdout)
+    assert paper_json(monkeypatch, capsys, *two, "--jobs", "2") == resumed
 
 
 def test_error_for_an_unknown_metric_lists_the_known_ones(

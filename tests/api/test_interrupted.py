@@ -1,10 +1,12 @@
 """After kill -9 in the middle of a round, a second call with the same arguments gives bit-identical results."""
 
+import runpy
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from test_federate import same  # type: ignore[import-not-found]
 
 from hetero_ssfl import RunFolder
@@ -13,7 +15,9 @@ SCRIPT = [sys.executable, "-m", "helpers.interrupted"]
 TESTS = Path(__file__).parents[1]
 
 
-def test_a_killed_run_continues_to_bit_identical_results_when_called_again(tmp_path: Path) -> None:
+def test_a_killed_run_continues_to_bit_identical_results_when_called_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     with subprocess.Popen([*SCRIPT, str(cut)], stdout=subprocess.PIPE, text=True, cwd=TESTS) as process:
         assert process.stdout is not None
@@ -24,5 +28,6 @@ def test_a_killed_run_continues_to_bit_identical_results_when_called_again(tmp_p
     assert not RunFolder(cut).finished
     again = subprocess.run([*SCRIPT, str(cut)], capture_output=True, text=True, check=True, timeout=120, cwd=TESTS)
     assert "start 1" in again.stdout  # the finished round is not repeated
-    subprocess.run([*SCRIPT, str(whole)], capture_output=True, check=True, timeout=120, cwd=TESTS)
+    monkeypatch.setattr(sys, "argv", ["interrupted.py", str(whole)])
+    runpy.run_module("helpers.interrupted", run_name="__main__")
     assert same(RunFolder(whole), RunFolder(cut))
