@@ -2,7 +2,7 @@
 
     HETERO_SSFL_DATA=... python experiments/arms.py --seeds 3    # resumable; kept runs are not repeated
     HETERO_SSFL_DATA=... python experiments/arms.py --only together --seeds 3
-    HETERO_SSFL_DATA=... python experiments/arms.py --sweep "RAD size" --seeds 3
+    HETERO_SSFL_DATA=... python experiments/arms.py --sweep "RAD size" --seeds 2
     python experiments/arms.py --table            # print what is there, run nothing
     python experiments/arms.py --table --figure docs/assets/arms.svg
 
@@ -87,6 +87,14 @@ SWEEPS: dict[str, dict[str, list[str]]] = {
         "together, CKA, RBF": [*CKA, "alignment.kernel=rbf"],
     },
 }
+CONTROLS = (  # what else than the preset an arm of a sweep is compared with
+    ("RAD of 100", "RAD of 100, alone"),
+    ("RAD of 1000", "RAD of 1000, alone"),
+    ("12 rounds of 2 epochs", "12 rounds of 2 epochs, alone"),
+    ("3 rounds of 8 epochs", "3 rounds of 8 epochs, alone"),
+    ("3 rounds of 8 epochs", "3 rounds of 12 epochs, alone"),
+    ("3 rounds of 8 epochs, alone", "alone with RAD images"),
+)
 EVERYTHING = {**ARMS, **{arm: settings for sweep in SWEEPS.values() for arm, settings in sweep.items()}}
 UNTRAINED = "untrained"  # not a run of its own: every run probes its untrained encoders too
 
@@ -157,10 +165,10 @@ def print_table(arms: Iterable[str] = (UNTRAINED, *ARMS)) -> None:
         if arm in arms and (results := kept(arm)):
             gain = difference(figures(results, "linear_all"), figures(untrained(arm), "linear_all"))
             print(f"\n{arm}, against its untrained encoder, linear probe: {gain} seeds")
-    for arm in arms:
-        if alone := kept(f"{arm}, alone"):
-            linear, knn = (difference(figures(kept(arm), m), figures(alone, m)) for m in ("linear_all", "knn_all"))
-            print(f"\n{arm}, against the same alone: linear probe {linear} clients; kNN {knn} clients")
+    for arm, control in CONTROLS:
+        if arm in arms and (results := kept(arm)) and (others := kept(control)):
+            linear, knn = (difference(figures(results, m), figures(others, m)) for m in ("linear_all", "knn_all"))
+            print(f"\n{arm}, against {control}: linear probe {linear} clients; kNN {knn} clients")
 
 
 def over_seeds(by_seed: dict[int, list[float]]) -> str:

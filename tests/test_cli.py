@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from helpers.commands import PROGRAM
 from helpers.saved import change_config
 from hetero_ssfl import doctor
 from hetero_ssfl.cli import app, main
@@ -24,13 +25,12 @@ TINY = [
     *("--set", "alignment.rad_batch=16", "--set", "evaluation.epochs=5", "--set", "optim.batch=16"),
 ]
 Call = Callable[..., tuple[int, str, str]]
-COMMAND = [sys.executable, "-c", "from hetero_ssfl.cli import main; main()"]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cli") / "run"
-    command = [*COMMAND, "run", "smoke", *TINY, "--run-dir", str(path)]
+    command = [*PROGRAM, "run", "smoke", *TINY, "--run-dir", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "mean ± sd" in done.stdout
@@ -78,7 +78,7 @@ def test_interrupting_before_training_says_that_nothing_was_written(
 def test_interrupting_leaves_a_run_that_can_be_resumed(tmp_path: Path, call: Call) -> None:
     path = tmp_path / "run"
     arguments = ["run", "smoke", *TINY, "--set", "rounds=50", "--run-dir", str(path)]
-    child = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen([*PROGRAM, *arguments], stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
     for line in child.stderr:
         if "round 1/50" in line:

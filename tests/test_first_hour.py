@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from helpers.blocks import ROOT, blocks_of
+from helpers.commands import PROGRAM
 from helpers.photographs import write_photographs
 from hetero_ssfl import Run, RunFolder
 from hetero_ssfl.errors import RunError
 
 Call = Callable[..., tuple[int, str, str]]
-COMMAND = [sys.executable, "-c", "from hetero_ssfl.cli import main; main()"]
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_in_python(place: Path) -> None:
 def test_on_the_command_line(place: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(place))
     run = ["run", "my.toml", "--run-dir", "runs/mine"]
-    killed_after("round 1/3", [*COMMAND, *run])
+    killed_after("round 1/3", [*PROGRAM, *run])
     code, _, said = call(*run)
     assert code == 0
     assert "continuing after round 1 of 3" in said

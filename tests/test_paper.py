@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 from rich.markup import render
 
+from helpers.commands import PROGRAM
 from hetero_ssfl.cli import main
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
@@ -292,8 +293,7 @@ def test_a_killed_table_loses_no_finished_cell_and_equals_one_whose_cells_ran_si
     table = ["table2", "--scale", "smoke", "--only", "FedBYOL", "--set", "rounds=1", "--quiet"]
     one, two = ([*table, "--root", str(tmp_path / name)] for name in ("one", "two"))
     folders = [cell.folder(tmp_path / "one", "smoke", 0) for cell in cells_of("table2", "FedBYOL")]
-    command = [sys.executable, "-c", "from hetero_ssfl.cli import main; main()", "paper", *one]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = subprocess.Popen([*PROGRAM, "paper", *one], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (folders[1] / "server.safetensors").exists():  # the second cell has begun
         assert first.poll() is None
         time.sleep(0.02)

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.commands import PROGRAM
 from helpers.federations import write_images
 from helpers.whole_runs import tiny
 from hetero_ssfl.federation.engines.workers import WorkerGrid
 from hetero_ssfl.federation.records import pack
 from hetero_ssfl.federation.sites import Setup
 from hetero_ssfl.runs import RunFolder
-
-COMMAND = "from hetero_ssfl.cli import main; main()"
 
 
 def family(pid: int) -> set[int]:
@@ -50,7 +49,7 @@ def assert_all_end(processes: set[int]) -> None:
 def test_stopping_a_run_ends_all_its_processes(tmp_path: Path, number: signal.Signals, code: int) -> None:
     config, path = tmp_path / "long.toml", tmp_path / "run"
     config.write_text(tiny("rounds=1000", "evaluation.every=0").to_toml())
-    command = [sys.executable, "-c", COMMAND, "run", str(config), "--run-dir", str(path)]
+    command = [*PROGRAM, "run", str(config), "--run-dir", str(path)]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
     for line in child.stderr:
@@ -66,7 +65,7 @@ def test_stopping_a_run_ends_all_its_processes(tmp_path: Path, number: signal.Si
 
 def test_killing_a_table_ends_the_runs_of_its_jobs(tmp_path: Path) -> None:
     table = ["paper", "table1", "--scale", "smoke", "--jobs", "2", "--root", str(tmp_path), "--set", "rounds=1000"]
-    command = [sys.executable, "-c", COMMAND, *table]
+    command = [*PROGRAM, *table]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while len(list(tmp_path.rglob("events.jsonl"))) < 2 and time.monotonic() < deadline:

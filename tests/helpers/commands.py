@@ -1,6 +1,7 @@
 """The tree of commands, and a check that a command line can be parsed."""
 
 import shlex
+import sys
 from collections.abc import Iterator
 
 import click
@@ -9,6 +10,8 @@ import typer
 from hetero_ssfl.cli import app
 
 ROOT = typer.main.get_command(app)
+PROGRAM = [sys.executable, "-c", "from hetero_ssfl.cli import main; main()"]
+"""Starts `hetero-ssfl` in a new process."""
 
 
 def every_command(group: click.Command = ROOT, name: str = "hetero-ssfl") -> Iterator[tuple[str, click.Command]]:
