@@ -102,15 +102,17 @@ def test_a_sum_has_the_noise_of_its_epsilon_whoever_survives() -> None:
 
 
 def test_a_larger_kernel_counts_as_one_of_the_largest_norm() -> None:
-    config = parse_config("", [*NOISY, "privacy.clip=0.5", "privacy.epsilon=1e5"])  # hardly any noise
+    config = parse_config("", [*NOISY, "privacy.clip=0.5", "privacy.epsilon=4e5"])  # hardly any noise
     method = HeteroSSFL(config)
+    direction = update(config).arrays["sketch"] / update(config).arrays["sketch"].norm()
     for scale in (1.0, 0.25):
         entries = method.summand(update(config, scale), 3)
         total = method.layout().zeros()
         for _ in range(3):
             total.add(entries)
         mean = method.summands.decode(total, 3, 3)
-        assert float(mean.sketch.norm()) == pytest.approx(min(scale, 0.5) * 20, rel=0.02)
+        along = float((mean.sketch * direction).sum())  # the noise is random, with a deviation of 0.02 in any direction
+        assert along == pytest.approx(min(scale, 0.5) * 20, rel=0.03)
 
 
 def test_the_rest_of_the_vector_says_nothing() -> None:
