@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from hetero_ssfl.config import DataConfig
-from hetero_ssfl.data import Images, digest, image_sizes, images, load_images
+from hetero_ssfl.data import Images, digest, image_sizes, images, load_images, sources
 from hetero_ssfl.data.sources import Subset, fixed_fifth
 from hetero_ssfl.errors import DataError
 
@@ -506,8 +506,31 @@ def test_a_digest_depends_on_pixels_order_and_shape():
 
 def test_cifar10_is_found_under_its_short_name(cifar10):
     train, test = load("cifar10"), load("cifar10", "test")
-    assert (train.pixels.shape, test.pixels.shape) == ((20_000, 3, 32, 32), (5_000, 3, 32, 32))
+    assert (train.pixels.shape, test.pixels.shape) == ((1_000, 3, 32, 32), (250, 3, 32, 32))
     assert len(train.classes) == 10
     assert {"airplane", "truck"} < set(train.classes)
-    assert len(labels_of(train)) == 20_000
+    assert len(labels_of(train)) == 1_000
     assert labels_of(test).unique().tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("name", ["cat/00.png", "train-1/cat/00.png", "dog/val_01.png", "cat/data-00000-of-00001.png"])
+def test_a_folder_is_read_as_the_library_itself_would(tmp_path: Path, name: str) -> None:
+    """Without names of splits, the library is told that there are none; that changes nothing but the time."""
+    import datasets
+
+    for number, path in enumerate(("b/1.png", "b/0.png", "a/2.png", name)):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(png(number))
+    wanted = datasets.load_dataset("imagefolder", data_dir=str(tmp_path))
+    assert rows_of(sources._splits(datasets, tmp_path)) == rows_of(wanted)
+
+
+def rows_of(splits: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    return {name: list(part) for name, part in splits.items()}
+
+
+def test_every_name_of_a_split_that_the_library_knows_is_noticed() -> None:
+    from datasets import data_files
+
+    known = [word for words in data_files.SPLIT_KEYWORDS.values() for word in words]
+    assert not [name for name in known if not any(word in name for word in sources.SPLIT_WORDS)]

@@ -30,6 +30,8 @@ SUFFIXES = (".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".t
 DATASET_FILES = ("dataset_info.json", "dataset_dict.json")
 HUB_SECONDS = 5.0  # the longest wait for the answer whether a data set exists
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # files of the `datasets` library, next to images
+# Every name by which the `datasets` library recognises a split in a folder of images contains one of these.
+SPLIT_WORDS = ("train", "val", "dev", "test", "-of-")
 
 log = logging.getLogger(__name__)
 
@@ -187,8 +189,11 @@ def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
             for table in tables:
                 files.setdefault(_split_of(table.stem), []).append(str(table))
             return dict(datasets.load_dataset("parquet", data_files=files))
-        _check_folder(source)
-        return dict(datasets.load_dataset("imagefolder", data_dir=str(source)))
+        names = (str(file.relative_to(source)) for file in _files_of(source))
+        # The library looks for splits with 64 patterns, and walks through the whole folder for each of them.
+        may_have_splits = any(word in name for name in names for word in SPLIT_WORDS)
+        patterns = None if may_have_splits else {"train": ["**"]}
+        return dict(datasets.load_dataset("imagefolder", data_dir=str(source), data_files=patterns))
     except DataError:
         raise
     except Exception as error:  # the library raises many types; each means that this source is unusable
@@ -239,8 +244,8 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
-def _check_folder(folder: Path) -> None:
-    """Raise an error if the folder has no images; warn about files that are not images."""
+def _files_of(folder: Path) -> list[Path]:
+    """Return the files of a folder of images. Raise an error if it has none; warn about files that are not images."""
     files = [f for f in sorted(folder.rglob("*")) if f.is_file() and not f.name.startswith(".")]
     odd = [f for f in files if not is_image(f) and f.name not in METADATA]
     if len(odd) == len(files):
@@ -251,6 +256,7 @@ def _check_folder(folder: Path) -> None:
         raise DataError(f"'{folder}' {what}, expected images such as .png or .jpg. Put them there or correct the path.")
     if odd:
         log.warning("'%s': %d files are not images and are skipped, such as %s", folder, len(odd), odd[0].name)
+    return files
 
 
 def _split_of(stem: str) -> str:
