@@ -1,5 +1,6 @@
 """The wheel and the source distribution, installed in a virtual environment outside the repository."""
 
+import json
 import subprocess
 import sys
 import sysconfig
@@ -14,8 +15,9 @@ from helpers.commands import words
 from helpers.pictures import write_folders
 
 
-def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=300)
+def run(*command: object, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    parts = [str(part) for part in command]
+    done = subprocess.run(parts, cwd=cwd, input=stdin, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -73,18 +75,34 @@ def test_the_installed_command_runs_outside_the_repository(installed: Path, tmp_
     assert shown == f"hetero-ssfl {hetero_ssfl.__version__}\n"
 
 
+FOLLOW = """
+import json, sys
+from hetero_ssfl.cli import app
+for kind, content in json.loads(sys.stdin.read()):
+    if kind == "python":
+        exec(content, {"__name__": "__main__"})
+    else:
+        assert not app(content, standalone_mode=False), content  # the exit code
+"""
+
+
 def test_the_commands_of_the_readme_work_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
-    """Run all code blocks of README.md in order, in a folder with unlabeled images."""
+    """Run all code blocks of README.md in order, in a folder with unlabeled images.
+
+    They run in one process, because each new one imports torch for seconds.
+    """
     write_folders(tmp_path)
+    steps: list[tuple[str, str | list[str]]] = []
     for block in blocks_of(ROOT / "README.md"):
         if block.file:
             (tmp_path / block.file).write_text(block.text)
         elif block.language == "python":
-            run(installed / "python", "-c", block.text, cwd=tmp_path)
+            steps.append((block.language, block.text))
         elif block.language == "sh":
-            for program, *arguments in map(words, block.commands):
-                if program != "make":  # `make` runs in the repository
-                    run(installed / program, *arguments, cwd=tmp_path)
+            commands = [words(command) for command in block.commands]
+            assert {program for program, *_ in commands} <= {"make", "hetero-ssfl"}
+            steps += [("sh", arguments) for program, *arguments in commands if program != "make"]  # in the repository
+    run(installed / "python", "-c", FOLLOW, cwd=tmp_path, stdin=json.dumps(steps))
     made = {path.name for path in tmp_path.iterdir()}
     assert {"my_encoder.py", "report.html", "features.parquet", "encoder.onnx"} <= made
     config = (tmp_path / "runs" / "mine" / "config.toml").read_text()

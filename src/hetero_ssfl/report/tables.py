@@ -197,10 +197,12 @@ def bootstrap_interval(differences: list[list[float]], draws: int = 4000) -> lis
     if not differences:
         return None
     rng = np.random.default_rng(0)
+    clients = [np.array(values) for values in differences]
     means = np.empty(draws)
     for draw in range(draws):
-        seeds = rng.integers(len(differences), size=len(differences))
-        means[draw] = np.mean([rng.choice(differences[s], len(differences[s])).mean() for s in seeds])
+        drawn = (clients[seed] for seed in rng.integers(len(clients), size=len(clients)))
+        means[draw] = sum(values[rng.integers(len(values), size=len(values))].sum() / len(values) for values in drawn)
+    means /= len(clients)
     return [float(value) for value in np.quantile(means, [0.025, 0.975])]
 
 
