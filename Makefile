@@ -44,6 +44,7 @@ PAPER := $(BIN)/hetero-ssfl paper --scale workstation --keep results --jobs 2 --
 evidence: $(VENV)/.demo-ready  ## arms, sweeps and trials of docs/results.md that are not kept below results/ (hours, resumable)
 	$(BIN)/python experiments/arms.py --seeds 3
 	set -e; for sweep in "RAD size" "local epochs" mu kernel; do $(BIN)/python experiments/arms.py --sweep "$$sweep" --seeds 2; done
+	$(BIN)/python experiments/arms.py --table --write docs/results.md --figure docs/assets/arms.svg
 	$(BIN)/python experiments/selection.py
 
 # Kept runs of other settings are refused: after new trials, put their winners into paper.cells.CHOSEN before the tables are run.

@@ -4,7 +4,7 @@
     HETERO_SSFL_DATA=... python experiments/arms.py --only together --seeds 3
     HETERO_SSFL_DATA=... python experiments/arms.py --sweep "RAD size" --seeds 2
     python experiments/arms.py --table            # print what is there, run nothing
-    python experiments/arms.py --table --figure docs/assets/arms.svg
+    python experiments/arms.py --table --write docs/results.md --figure docs/assets/arms.svg
 
 All settings were chosen on validation images before (docs/results.md). Each run probes the test images once, at
 its end, and leaves its figures in results/arms/ARM-seedN.json.
@@ -12,12 +12,14 @@ its end, and leaves its figures in results/arms/ARM-seedN.json.
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from recipe import CENTRAL, CKA, MACHINE, ONE_CORE, Stopwatch, write_result
+import page
+from recipe import CENTRAL, CKA, MACHINE, ONE_CORE, Stopwatch, rounds_of, write_result
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.environment import environment
@@ -30,6 +32,7 @@ from hetero_ssfl.screen import Console
 
 RESULTS = Path(__file__).parents[1] / "results" / "arms"
 PRESET = "cifar10-workstation"
+LONGER = "3 rounds of 8 epochs"
 
 ARMS: dict[str, list[str]] = {
     "alone": ["method=local", "rad.in_ssl=false"],
@@ -38,6 +41,9 @@ ARMS: dict[str, list[str]] = {
     "together without RAD images in the local loss": ["rad.in_ssl=false"],
     "together, CKA": [*CKA],
     "together": [],
+    # Fewer, longer rounds, chosen on validation images (recipe.py, stage R), and their control of equal CPU time.
+    "3 rounds of 12 epochs, alone": ["method=local", *rounds_of(3, 12)],
+    LONGER: rounds_of(3, 8),
     "central": [*CENTRAL],  # one client has the images of all, and the RAD
     "central, as long as together": [*CENTRAL, "local_epochs=7"],
 }
@@ -47,12 +53,6 @@ ONE_MODEL = [arm for arm in ARMS if arm.startswith("central")]  # no clients to 
 def rad_of(size: int) -> list[str]:
     """Change the size of the RAD, and leave the clients as many images (most of them the same)."""
     return [f"rad.size={size}", f"data.limit={9000 + size}"]
-
-
-def rounds_of(rounds: int, epochs: int) -> list[str]:
-    """Exchange kernels more or less often in the same number of epochs, with 2 epochs of warm-up as in the preset."""
-    ramp = f"alignment.ramp_rounds={rounds - 1}"
-    return [f"rounds={rounds}", f"local_epochs={epochs}", f"optim.warmup={2 / epochs}", ramp]
 
 
 # What the paper varies. Each sweep contains the preset itself, the arm `together`.
@@ -69,12 +69,12 @@ SWEEPS: dict[str, dict[str, list[str]]] = {
         "24 rounds of 1 epoch": rounds_of(24, 1),
         "12 rounds of 2 epochs": rounds_of(12, 2),
         "together": [],
-        "3 rounds of 8 epochs": rounds_of(3, 8),
+        LONGER: ARMS[LONGER],
         # The optimiser starts fresh in each round, so that the number of rounds may matter without an exchange too.
         "12 rounds of 2 epochs, alone": ["method=local", *rounds_of(12, 2)],
         "alone with RAD images": ARMS["alone with RAD images"],
         "3 rounds of 8 epochs, alone": ["method=local", *rounds_of(3, 8)],
-        "3 rounds of 12 epochs, alone": ["method=local", *rounds_of(3, 12)],  # about the CPU time of 8 together
+        "3 rounds of 12 epochs, alone": ARMS["3 rounds of 12 epochs, alone"],
     },
     "mu": {
         "alone with RAD images": ARMS["alone with RAD images"],
@@ -87,13 +87,17 @@ SWEEPS: dict[str, dict[str, list[str]]] = {
         "together, CKA, RBF": [*CKA, "alignment.kernel=rbf"],
     },
 }
-CONTROLS = (  # what else than the preset an arm of a sweep is compared with
+CONTROLS = (  # arms that are compared with each other, in addition to the columns of the preset's gains
+    ("together", "alone with RAD images"),
     ("RAD of 100", "RAD of 100, alone"),
     ("RAD of 1000", "RAD of 1000, alone"),
     ("12 rounds of 2 epochs", "12 rounds of 2 epochs, alone"),
-    ("3 rounds of 8 epochs", "3 rounds of 8 epochs, alone"),
-    ("3 rounds of 8 epochs", "3 rounds of 12 epochs, alone"),
+    (LONGER, "3 rounds of 8 epochs, alone"),
+    (LONGER, "3 rounds of 12 epochs, alone"),
     ("3 rounds of 8 epochs, alone", "alone with RAD images"),
+    ("mu 0.5", "alone with RAD images"),
+    ("mu 4.5", "alone with RAD images"),
+    ("together, CKA, RBF", "together, CKA"),
 )
 EVERYTHING = {**ARMS, **{arm: settings for sweep in SWEEPS.values() for arm, settings in sweep.items()}}
 UNTRAINED = "untrained"  # not a run of its own: every run probes its untrained encoders too
@@ -141,13 +145,13 @@ def figures(results: dict[int, dict[str, Any]], metric: str) -> dict[int, list[f
     return {seed: [client[metric] for client in result["clients"].values()] for seed, result in results.items()}
 
 
-def print_table(arms: Iterable[str] = (UNTRAINED, *ARMS)) -> None:
+def table_lines(arms: Iterable[str] = (UNTRAINED, *ARMS)) -> Iterator[str]:
     """One Markdown row per arm: means over clients, then mean and 95 % interval over seeds.
 
     A gain is paired by seed and client; behind it stands for how many clients it is positive.
     """
-    print("| arm | seeds | linear probe | together gains | kNN | together gains | own classes | core minutes |")
-    print("|---|---|---|---|---|---|---|---|")
+    yield "| arm | seeds | linear probe | together gains | kNN | together gains | own classes | core minutes |"
+    yield "|---|---|---|---|---|---|---|---|"
     together = kept("together")
     for arm in arms:
         results = kept(arm)
@@ -160,15 +164,26 @@ def print_table(arms: Iterable[str] = (UNTRAINED, *ARMS)) -> None:
             cells += [over_seeds(mine), difference(figures(together, metric), mine) if paired else "-"]
         cells.append(over_seeds(figures(results, "linear_own")) if arm not in ONE_MODEL else "-")
         minutes = mean(result["core_minutes"] for result in results.values())
-        print(f"| {arm} | {len(results)} | {' | '.join(cells)} | {minutes:.1f} |")
+        yield f"| {arm} | {len(results)} | {' | '.join(cells)} | {minutes:.1f} |"
     for arm in ONE_MODEL:
         if arm in arms and (results := kept(arm)):
             gain = difference(figures(results, "linear_all"), figures(untrained(arm), "linear_all"))
-            print(f"\n{arm}, against its untrained encoder, linear probe: {gain} seeds")
+            yield f"\n{arm}, against its untrained encoder, linear probe: {gain} seeds"
     for arm, control in CONTROLS:
-        if arm in arms and (results := kept(arm)) and (others := kept(control)):
-            linear, knn = (difference(figures(results, m), figures(others, m)) for m in ("linear_all", "knn_all"))
-            print(f"\n{arm}, against {control}: linear probe {linear} clients; kNN {knn} clients")
+        if {arm, control} <= set(arms) and (results := kept(arm)) and (others := kept(control)):
+            gains = [
+                f"{name} {difference(one, other)} clients, over seeds {over_seeds(gain_by_seed(one, other))}"
+                for metric, name in (("linear_all", "linear probe"), ("knn_all", "kNN"), ("linear_own", "own classes"))
+                for one, other in [(figures(results, metric), figures(others, metric))]
+            ]
+            yield f"\n{arm}, against {control}: {'; '.join(gains)}"
+
+
+def write(path: Path) -> None:
+    """Replace the tables of the arms and of all sweeps on a page."""
+    page.write(path, "experiments/arms.py", "\n".join(table_lines()))
+    for name, arms in SWEEPS.items():
+        page.write(path, f"experiments/arms.py --sweep '{name}'", "\n".join(table_lines(arms)))
 
 
 def over_seeds(by_seed: dict[int, list[float]]) -> str:
@@ -177,14 +192,26 @@ def over_seeds(by_seed: dict[int, list[float]]) -> str:
     return f"{mean(means):.1f}" + (f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else "")
 
 
+def gain_by_seed(first: dict[int, list[float]], second: dict[int, list[float]]) -> dict[int, list[float]]:
+    """Return the gains of the clients for each seed that both have."""
+    common = sorted(first.keys() & second.keys())
+    return {s: [a - b for a, b in zip(first[s], second[s], strict=True)] for s in common}
+
+
 def difference(first: dict[int, list[float]], second: dict[int, list[float]]) -> str:
-    pairs = [[a - b for a, b in zip(first[s], second[s], strict=True)] for s in first.keys() & second.keys()]
-    interval = bootstrap_interval(pairs)
+    pairs = list(gain_by_seed(first, second).values())
+    interval = _bootstrap(tuple(map(tuple, pairs)))
     if interval is None:
         return "-"
     better = sum(value > 0 for values in pairs for value in values)
     text = f"{mean(map(mean, pairs)):+.1f} ({interval[0]:+.1f} to {interval[1]:+.1f})"
     return f"{text}, {better} of {sum(map(len, pairs))}"
+
+
+@cache
+def _bootstrap(pairs: tuple[tuple[float, ...], ...]) -> list[float] | None:
+    """A table of a sweep repeats gains of the arms."""
+    return bootstrap_interval([list(values) for values in pairs])
 
 
 def draw(path: Path) -> None:
@@ -194,12 +221,13 @@ def draw(path: Path) -> None:
     for axes, metric, title in zip(panels, ("linear_all", "knn_all"), ("linear probe", "kNN"), strict=True):
         for place, (arm, results) in enumerate(arms.items()):
             values = [value for seed in figures(results, metric).values() for value in seed]
-            colour = plots.BLUE if arm == "together" else plots.GREY
+            colour = plots.BLUE if arm in ("together", LONGER) else plots.GREY
             axes.plot(values, [place] * len(values), "o", color=colour, markersize=5, alpha=0.45, markeredgewidth=0)
             axes.plot([mean(values)] * 2, [place - 0.32, place + 0.32], color=colour, linewidth=2.5)
             axes.annotate(f"{mean(values):.1f}", (mean(values), place - 0.36), ha="center", va="bottom", fontsize=8)
         axes.set(xlabel=f"test accuracy (%), {title}", ylim=(len(arms) - 0.5, -0.9))
-        axes.set_yticks(range(len(arms)), list(arms) if axes is panels[0] else [""] * len(arms), fontsize=8)
+        labels = [f"together, {arm}" if arm == LONGER else arm for arm in arms]
+        axes.set_yticks(range(len(arms)), labels if axes is panels[0] else [""] * len(arms), fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     plots.save(figure, path)
 
@@ -211,6 +239,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path("runs/arms"))
     parser.add_argument("--seeds", type=int, default=1, help="run seeds 0 to N - 1")
     parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="also replace the tables of all arms on this page")
     parser.add_argument("--figure", type=Path, help="also draw the arms to this file")
     arguments = parser.parse_args()
     arms = list(SWEEPS[arguments.sweep] if arguments.sweep else ARMS)
@@ -219,7 +248,9 @@ def main() -> None:
             for arm in arguments.only or arms:
                 if not file_of(arm, seed).exists():
                     run(arm, seed, arguments.root, Console())
-    print_table(arms if arguments.sweep else [UNTRAINED, *arms])
+    print("\n".join(table_lines(arms if arguments.sweep else [UNTRAINED, *arms])))
+    if arguments.write:
+        write(arguments.write)
     if arguments.figure:
         draw(arguments.figure)
 

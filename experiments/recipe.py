@@ -6,7 +6,8 @@
 Stages:
 A. which local loss, optimiser and views learn best, for one client with all images;
 C. the alignment on top of an early recipe, for clients with two classes each, against its controls;
-N. the alignment on top of the chosen recipe: the whole kernel or neighbourhoods, and how strongly.
+N. the alignment on top of the chosen recipe: the whole kernel or neighbourhoods, and how strongly;
+R. how many rounds, together and alone with the RAD images for as much CPU time.
 The arms of the preset are in experiments/arms.py.
 
 Each variant:
@@ -51,7 +52,15 @@ COMMON: dict[str, tuple[str, list[str]]] = {
     "A": ("cifar10-laptop", [*DATA, *CENTRAL, "rounds=4", "local_epochs=2", "optim.batch=128", "evaluation.every=4"]),
     "C": ("cifar10-laptop", [*TWO_CLASSES, *ADAM, *SOFT, "ssl.kind=simclr", "evaluation.every=6"]),
     "N": ("cifar10-workstation", ["evaluation.untrained=false"]),
+    "R": ("cifar10-workstation", ["evaluation.untrained=false"]),
 }
+
+
+def rounds_of(rounds: int, epochs: int) -> list[str]:
+    """Exchange kernels more or less often in the same number of epochs, with 2 epochs of warm-up as in the preset."""
+    ramp = f"alignment.ramp_rounds={rounds - 1}"
+    return [f"rounds={rounds}", f"local_epochs={epochs}", f"optim.warmup={2 / epochs}", ramp]
+
 
 VARIANTS: dict[str, dict[str, list[str]]] = {
     "A": {
@@ -120,6 +129,13 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
         # 2.5 times as long, and the control of equal CPU time
         "N-long": ["rounds=10", "local_epochs=6", "alignment.ramp_rounds=8", "evaluation.every=10"],
         "N-long-alone": ["method=local", "rounds=10", "local_epochs=9", "evaluation.every=10"],
+    },
+    "R": {  # 24 epochs together take about as much CPU time as 36 alone
+        **{f"R-{n}-rounds": [*rounds_of(n, 24 // n), f"evaluation.every={n}"] for n in (2, 3, 4, 6)},
+        **{
+            f"R-{n}-rounds-alone": ["method=local", *rounds_of(n, 36 // n), f"evaluation.every={n}"]
+            for n in (2, 3, 4, 6)
+        },
     },
 }
 

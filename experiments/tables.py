@@ -8,12 +8,13 @@ of the global model (g) where a method has one, otherwise of the mean over the c
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import get_args
+
+import page
 
 from hetero_ssfl.paper.cells import (
     ALONE,
@@ -32,7 +33,6 @@ from hetero_ssfl.paper.kept import kept_runs
 from hetero_ssfl.paper.scores import GLOBAL, RunScore, score
 
 RESULTS = Path(__file__).parents[1] / "results"
-BEGIN, END = "<!-- printed by experiments/tables.py -->", "<!-- end of what experiments/tables.py prints -->"
 
 TITLES = {
     "table1": "Table 1, classes apart",
@@ -136,11 +136,7 @@ def main() -> None:
     if not arguments.write:
         print(text)
         return
-    page = arguments.write.read_text()
-    if BEGIN not in page or END not in page:
-        sys.exit(f"'{arguments.write}' has no line '{BEGIN}' or no line '{END}' to put the tables between.")
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
-    arguments.write.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    page.write(arguments.write, "experiments/tables.py", text)
 
 
 if __name__ == "__main__":
