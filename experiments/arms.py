@@ -47,13 +47,24 @@ ARMS: dict[str, list[str]] = {
     "central": [*CENTRAL],  # one client has the images of all, and the RAD
     "central, as long as together": [*CENTRAL, "local_epochs=7"],
 }
-ONE_MODEL = [arm for arm in ARMS if arm.startswith("central")]  # no clients to be paired with, no own classes
 
 
 def rad_of(size: int) -> list[str]:
     """Change the size of the RAD, and leave the clients as many images (most of them the same)."""
     return [f"rad.size={size}", f"data.limit={9000 + size}"]
 
+
+# Averaging weights needs equal encoders. The optimiser is that of FedSimCLR in the tables, chosen on validation images.
+AVERAGING = [
+    "method=fedssl",
+    "clients.models=['resnet14(width=16)']",
+    *("optim.kind=sgd", "optim.lr=0.05", "optim.weight_decay=5e-4"),
+]
+AVERAGED = {
+    "averaging, 24 rounds of 1 epoch": (24, 1),
+    "averaging, 6 rounds of 4 epochs": (6, 4),
+    "averaging, 3 rounds of 8 epochs": (3, 8),
+}
 
 # What the paper varies. Each sweep contains the preset itself, the arm `together`.
 SWEEPS: dict[str, dict[str, list[str]]] = {
@@ -75,6 +86,8 @@ SWEEPS: dict[str, dict[str, list[str]]] = {
         "alone with RAD images": ARMS["alone with RAD images"],
         "3 rounds of 8 epochs, alone": ["method=local", *rounds_of(3, 8)],
         "3 rounds of 12 epochs, alone": ARMS["3 rounds of 12 epochs, alone"],
+        "2 rounds of 18 epochs, alone": ["method=local", *rounds_of(2, 18)],
+        **{arm: [*AVERAGING, *rounds_of(*rounds)] for arm, rounds in AVERAGED.items()},
     },
     "mu": {
         "alone with RAD images": ARMS["alone with RAD images"],
@@ -94,12 +107,15 @@ CONTROLS = (  # arms that are compared with each other, in addition to the colum
     ("12 rounds of 2 epochs", "12 rounds of 2 epochs, alone"),
     (LONGER, "3 rounds of 8 epochs, alone"),
     (LONGER, "3 rounds of 12 epochs, alone"),
+    (LONGER, "2 rounds of 18 epochs, alone"),
     ("3 rounds of 8 epochs, alone", "alone with RAD images"),
     ("mu 0.5", "alone with RAD images"),
     ("mu 4.5", "alone with RAD images"),
     ("together, CKA, RBF", "together, CKA"),
 )
 EVERYTHING = {**ARMS, **{arm: settings for sweep in SWEEPS.values() for arm, settings in sweep.items()}}
+CENTRAL_ARMS = [arm for arm in ARMS if arm.startswith("central")]
+ONE_MODEL = [*CENTRAL_ARMS, *AVERAGED]  # no clients to be paired with, no own classes
 UNTRAINED = "untrained"  # not a run of its own: every run probes its untrained encoders too
 
 
@@ -119,7 +135,7 @@ def run(arm: str, seed: int, root: Path, console: Console) -> None:
         "arm": arm,
         "seed": seed,
         "overrides": EVERYTHING[arm],
-        "clients": results["clients"],
+        "clients": {"global model": results["global"]} if "global" in results else results["clients"],
         "untrained": results["untrained"],
         "core_minutes": round(sum(seconds.values()) / 60, 2),
         "commit": environment()["commit"],
@@ -165,7 +181,7 @@ def table_lines(arms: Iterable[str] = (UNTRAINED, *ARMS)) -> Iterator[str]:
         cells.append(over_seeds(figures(results, "linear_own")) if arm not in ONE_MODEL else "-")
         minutes = mean(result["core_minutes"] for result in results.values())
         yield f"| {arm} | {len(results)} | {' | '.join(cells)} | {minutes:.1f} |"
-    for arm in ONE_MODEL:
+    for arm in CENTRAL_ARMS:
         if arm in arms and (results := kept(arm)):
             gain = difference(figures(results, "linear_all"), figures(untrained(arm), "linear_all"))
             yield f"\n{arm}, against its untrained encoder, linear probe: {gain} seeds"
