@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from statistics import stdev
 from typing import cast
@@ -33,7 +34,7 @@ from hetero_ssfl.paper.cells import (
 )
 from hetero_ssfl.paper.printing import _accuracy, paper_table
 from hetero_ssfl.paper.running import _run_alone
-from hetero_ssfl.paper.scores import finished_runs, score
+from hetero_ssfl.paper.scores import RunScore, finished_runs, score
 from hetero_ssfl.runs import RunFolder
 
 
@@ -319,7 +320,7 @@ def test_error_for_an_unknown_metric_lists_the_known_ones(
     assert "linear_all, linear_own" in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_kept_figures_give_the_same_table_and_a_check_repeats_the_cheapest_cell(
+def test_kept_figures_give_the_same_table_and_a_check_repeats_a_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table, kept = ["table4", "--scale", "smoke", "--only", "small clients/local SSL"], tmp_path / "results"
@@ -353,6 +354,34 @@ def test_kept_figures_give_the_same_table_and_a_check_repeats_the_cheapest_cell(
         main()
     assert stopped.value.code == 1
     assert "is outside" in capsys.readouterr().out
+
+
+def test_a_check_repeats_the_cheapest_of_the_cells_with_the_most_seeds() -> None:
+    """With two seeds, the interval of a cell could hold almost any figure."""
+
+    def runs(hours: float, *seeds: int) -> list[RunScore]:
+        return [RunScore(seed, {}, [], {}, {}, [], None, hours, "") for seed in seeds]
+
+    cells = cells_of("table4", "small clients")
+    kept = dict(zip(cells, [runs(0.1, 0, 1), runs(0.3, 0, 1, 2), runs(0.2, 0, 1, 2), runs(0.1, 1, 2, 3)], strict=True))
+    assert paper_results.cell_to_repeat(kept) == cells[2]
+    assert paper_results.cell_to_repeat({cells[0]: runs(0.1, 0), cells[3]: kept[cells[3]]}) is None
+
+
+def test_a_check_that_is_stopped_by_a_fault_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    cell = cells_of("table4", "small clients/local SSL")[0]
+    for seed in (0, 1):
+        file = paper_results.result_file(tmp_path, cell, "smoke", seed)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        run = RunScore(seed, {"client-000": {"linear_all": 50.0 + seed}}, [], {}, {}, [], None, 0.1, "")
+        about = {"command": "", "settings": paper_results.digest_of_settings(cell, "smoke", seed)}
+        file.write_text(json.dumps({**about, **asdict(run)}))
+    monkeypatch.setattr(paper_results, "run_cells", lambda *_, **__: {tmp_path: "the loss is not finite."})
+    code, _, said = call("paper", "table4", "--scale", "smoke", "--check", tmp_path, "--only", cell.name)
+    assert code == 2
+    assert "'small clients/local SSL' could not be repeated: the loss is not finite." in said
 
 
 def test_a_kept_run_of_other_settings_is_refused(

@@ -96,7 +96,7 @@ def paper(
         typer.Option(help="Keep each run's figures as a small file here; runs that are kept are not repeated."),
     ] = None,
     check: Annotated[
-        Path | None, typer.Option(help="Run the cheapest cell that is kept here again, and compare; print no table.")
+        Path | None, typer.Option(help="Run a cheap cell that is kept here again, and compare; print no table.")
     ] = None,
     show: Annotated[Path | None, typer.Option(help="Print the table from the figures kept here; run nothing.")] = None,
     set_: Set = None,

@@ -7,14 +7,14 @@ run folders (gigabytes). A kept run of other settings than the cell has now is r
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, RunError
 from ..report.tables import student
 from ..runs import RunFolder
 from ..screen import Console
@@ -78,20 +78,24 @@ def _read(file: Path, cell: Cell, scale: Scale) -> RunScore:
 def check(
     cells: Sequence[Cell], scale: Scale, results: Path, metric: str, console: Console, overrides: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Run seed 0 of the cheapest kept cell again, and compare it with the interval for one more run of its cell.
+    """Run seed 0 of a kept cell again, and compare it with the interval for one more run of its cell.
 
-    The interval is mean ± t s sqrt(1 + 1/n) over the kept seeds, wide for two or three. The kept figure of the same
-    seed stands beside it; the same kind of machine repeats it to the digit.
+    The interval is mean ± t s sqrt(1 + 1/n) over the kept seeds. The kept figure of the same seed stands beside it; the
+    same kind of machine repeats it to the digit.
     """
     kept = {cell: kept_runs(results, cell, scale) for cell in cells}
-    comparable = [(cell, runs) for cell, runs in kept.items() if len(runs) > 1]
-    if not comparable:
-        raise ConfigError(f"'{results}' has no cell of scale {scale} with two seeds or more. Make them with --keep.")
-    cell, runs = min(comparable, key=lambda entry: entry[1][0].hours)
+    cell = cell_to_repeat(kept)
+    if cell is None:
+        raise ConfigError(
+            f"'{results}' has no cell of scale {scale} with seed 0 and at least one other seed. Make them with --keep."
+        )
+    runs = kept[cell]
     figures = [float(score(cell, [run], metric)["mean"]) for run in runs]
     half = student(len(runs)) * stdev(figures) * (1 + 1 / len(runs)) ** 0.5
     with tempfile.TemporaryDirectory() as place:
-        run_cells([cell], scale, 1, Path(place), console, quiet=False, overrides=overrides)
+        stopped = run_cells([cell], scale, 1, Path(place), console, quiet=False, overrides=overrides)
+        for reason in stopped.values():
+            raise RunError(f"'{cell.name}' could not be repeated: {reason}")
         again = score_run(RunFolder(cell.folder(Path(place), scale, 0)))
     found = float(score(cell, [again], metric)["mean"])
     expected = [mean(figures) - half, mean(figures) + half]
@@ -103,3 +107,9 @@ def check(
         "found": found,
         "agrees": expected[0] <= found <= expected[1] and not again.lost,
     }
+
+
+def cell_to_repeat(kept: Mapping[Cell, Sequence[RunScore]]) -> Cell | None:
+    """Return the cheapest of the cells with the most seeds: with two seeds an interval holds almost any figure."""
+    comparable = {cell: runs for cell, runs in kept.items() if len(runs) > 1 and runs[0].seed == 0}
+    return min(comparable, key=lambda cell: (-len(kept[cell]), kept[cell][0].hours), default=None)
