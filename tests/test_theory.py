@@ -35,6 +35,7 @@ from hetero_ssfl.theory import (
     loss_change_bound,
     point,
 )
+from hetero_ssfl.theory_words import HEAD, rows
 from hetero_ssfl.training import TrainingClient
 
 Call = Callable[..., tuple[int, str, str]]
@@ -318,6 +319,11 @@ def test_the_command_gives_the_same_figures_to_programs(finished: RunFolder, cal
         assert figures["bound"]["noise"] == pytest.approx(c["l1"] * 2 * 0.032**2 * c["sigma"] ** 2 / 2)
         assert figures["ratio"] == pytest.approx(figures["bound"]["total"] / abs(figures["change"]))
     assert found["findings"]
+    table = [dict(zip(HEAD, row, strict=True)) for row in rows(untrained)]
+    assert [row["client"] for row in table] == [*untrained, "largest"]
+    assert table[-1]["L2"] == f"{largest['l2']:.3g}"
+    assert table[-1]["R"] == f"{largest['r']:.3g}"
+    assert table[-1]["bound"] == table[-1]["largest mu"] == ""
 
 
 def test_a_run_that_has_not_finished_a_round_is_measured_from_untrained_networks(

@@ -10,14 +10,28 @@ if TYPE_CHECKING:
 
 FILE = "theory.json"  # in a run folder; written by `hetero-ssfl theory`, read by `hetero-ssfl report`
 
+CONSTANTS, LIMITS = ("l1", "l2", "p", "r", "sigma"), ("largest_eta", "largest_mu")
+KEYS = ("change", "bound", "ratio", *CONSTANTS, *LIMITS)  # behind the client's name in a row
+SHARED = ("l2", "p", "r")  # every client moves the mean kernel: a bound has the largest of all clients
 HEAD = (
     *("client", "measured change", "bound", "bound / |change|", "L1", "L2", "P", "R", "sigma"),
     *("largest eta", "largest mu"),
 )
 
 
-def row(client: str, figures: Mapping[str, Any]) -> list[str]:
-    """Return the row of a client's figures, as `as_content` gives them, under HEAD."""
+def rows(clients: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Return one row per client under HEAD, from its figures as `as_content` gives them.
+
+    Below several clients stand the largest L2, P and R, which are part of every client's bound.
+    """
+    found = [_row(client, figures) for client, figures in clients.items()]
+    if len(clients) > 1:
+        largest = {key: max(figures["constants"][key] for figures in clients.values()) for key in SHARED}
+        found.append(["largest", *(f"{largest[key]:.3g}" if key in SHARED else "" for key in KEYS)])
+    return found
+
+
+def _row(client: str, figures: Mapping[str, Any]) -> list[str]:
     constants = figures["constants"]
     ratio = "-" if figures["ratio"] is None else f"{figures['ratio']:.2g}"
     return [
@@ -25,8 +39,8 @@ def row(client: str, figures: Mapping[str, Any]) -> list[str]:
         f"{figures['change']:+.3g}",
         f"{figures['bound']['total']:+.3g}",
         ratio,
-        *(f"{constants[key]:.3g}" for key in ("l1", "l2", "p", "r", "sigma")),
-        *(_limit(figures[key]) for key in ("largest_eta", "largest_mu")),
+        *(f"{constants[key]:.3g}" for key in CONSTANTS),
+        *(_limit(figures[key]) for key in LIMITS),
     ]
 
 
@@ -107,7 +121,7 @@ def _about_eta(figures: "Sequence[ClientFigures]") -> str:
         words += "allows no positive eta"
     else:
         words += f"allows no positive eta in {none} of {len(figures)} rounds"
-    return f"{words}; with mu = 0 it allows {_limit(min(alone))} to {_limit(max(alone))}."
+    return f"{words}; without the kernel term it allows {_limit(min(alone))} to {_limit(max(alone))}."
 
 
 def _about_mu(figures: "Sequence[ClientFigures]") -> str:

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ..theory_words import FILE, HEAD, as_content, findings, row
+from ..theory_words import FILE, HEAD, as_content, findings, rows
 from .terminal import Json, Quiet, err, out, print_json, say
 
 
@@ -66,6 +66,6 @@ def table_of(measured: dict[str, Any]) -> Table:
     )
     for name in HEAD:
         table.add_column(name, justify="left" if name == "client" else "right")
-    for client, figures in measured["clients"].items():
-        table.add_row(*map(escape, row(client, figures)))
+    for row in rows(measured["clients"]):
+        table.add_row(*map(escape, row))
     return table

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..errors import RunError
-from ..theory_words import FILE, HEAD, row
+from ..theory_words import FILE, HEAD, rows
 from .blocks import Block, Folded, Rows, Section, Text
 from .reported_run import ReportedRun
 
@@ -27,7 +27,7 @@ def _blocks(run: ReportedRun) -> list[Block]:
             Rows(
                 f"{run.label}: round {int(measured['round'])}, from the {measured['start']}",
                 HEAD,
-                [row(client, figures) for client, figures in measured["clients"].items()],
+                rows(measured["clients"]),
             )
             for measured in content["rounds"]
         ]
