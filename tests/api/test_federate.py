@@ -121,7 +121,7 @@ def test_settings_are_checked_against_the_number_of_clients(digits: Images, tmp_
 
 def test_clients_that_are_settings_files_keep_their_order(tmp_path: Path) -> None:
     federation, nodes = write_federation(tmp_path, images=20)
-    config = load_config(str(federation), ["rounds=1", "evaluation.untrained=false"])
+    config = load_config(str(federation), ["rounds=1"])
     start(config, tmp_path / "run", lambda _: None, nodes[::-1])
     run = Run.open(tmp_path / "run")
     assert run.clients == ["node-2", "node-1", "node-0"]

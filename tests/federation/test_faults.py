@@ -20,11 +20,10 @@ from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.saved_files import load_tensors
 
 root, small = Path(sys.argv[1]), Path(sys.argv[2])
-SHORT = ("evaluation.untrained=false",)
 """
 
 NODE = """
-rig = Rig(root / "node", "rounds=3", *SHORT)
+rig = Rig(root / "node", "rounds=3")
 path = rig.paths[1]
 path.write_text(path.read_text().replace("[data]", f'home = "{small}"\\n[data]', 1))
 
@@ -48,9 +47,9 @@ assert "node-1" in folder.read_json("results.json")["clients"]
 
 SERVER = """
 shutil.rmtree(small, ignore_errors=True)  # empties the disk; the mounted folder itself stays
-whole = Rig(root / "whole", *SHORT, encoders=ENCODERS[:2])
+whole = Rig(root / "whole", encoders=ENCODERS[:2])
 whole.run()
-rig = Rig(root / "full", *SHORT, encoders=ENCODERS[:2])
+rig = Rig(root / "full", encoders=ENCODERS[:2])
 moved = RunFolder(small / "run")
 (rig.folder.path).rename(root / "kept")
 shutil.copytree(root / "kept", moved.path)

@@ -80,11 +80,11 @@ def test_a_node_keeps_its_networks_and_model_on_its_own_disk_and_nothing_in_the_
     assert not (folder.path / "clients").exists()
     assert not (folder.path / "models").exists()
     state = rig.root / "node-1" / "state" / "federations" / folder.read_json("facts.json")["federation"]
-    assert [f.name for f in sorted((state / "mobilenet-width-8").glob("round-*"))] == [
+    assert [f.name for f in sorted((state / "mobilenet-width-8--depth-1").glob("round-*"))] == [
         "round-000001.safetensors",
         "round-000002.safetensors",
     ]
-    assert load_tensors(state / "model" / "encoder.safetensors")[1]["encoder"] == "mobilenet(width=8)"
+    assert load_tensors(state / "model" / "encoder.safetensors")[1]["encoder"] == ENCODERS[1]
 
 
 def test_the_rad_is_sent_once_to_each_node(rig: Rig) -> None:

@@ -21,7 +21,7 @@ from hetero_ssfl.use.card import model_card
 from hetero_ssfl.use.models import ModelFolder
 from hetero_ssfl.use.rad_features import read_rad_features
 
-NOISY = ("privacy.epsilon=8", "privacy.clip=0.5", "alignment.form=sketch", "rounds=2", "evaluation.untrained=false")
+NOISY = ("privacy.epsilon=8", "privacy.clip=0.5", "alignment.form=sketch", "rounds=2")
 COST = noise_multiplier(8.0, 1e-5, 3) ** -2
 SPENT = [epsilon_of(releases * COST, 1e-5) for releases in (1, 2, 3)]
 
@@ -141,7 +141,7 @@ def test_a_damaged_count_is_not_taken_for_an_empty_one(noisy: Noisy) -> None:
 
 
 def test_a_run_without_noise_says_nothing_about_a_budget(tmp_path: Path) -> None:
-    plain = Rig(tmp_path, "rounds=1", "evaluation.untrained=false", encoders=("resnet8(width=4)",) * 2)
+    plain = Rig(tmp_path, "rounds=1", encoders=("resnet8(width=4)",) * 2)
     plain.run()
     assert not list(plain.root.rglob("privacy-*.json"))
     assert "Privacy budget" not in render([plain.folder.path], read_rad_features)

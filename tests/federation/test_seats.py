@@ -58,7 +58,7 @@ def build(images: Path, tmp_path: Path) -> Callable[..., Rig]:
 
     def build(*overrides: str) -> Rig:
         averages = "method=fedbyol" in overrides
-        overrides = (f"rad.source='{images / 'rad'}'", "evaluation.probes=[]", "evaluation.untrained=false", *overrides)
+        overrides = (f"rad.source='{images / 'rad'}'", "evaluation.probes=[]", *overrides)
         rig = Rig(tmp_path, *overrides, encoders=ENCODERS[:1] * 3 if averages else ENCODERS)
         for number, path in enumerate(rig.paths):
             text = path.read_text().replace('"images"', f'"{images / f"node-{number}" / "images"}"')

@@ -33,7 +33,7 @@ from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.secure import FEWEST, advertise, fingerprint
 from hetero_ssfl.secure.keys import PublicKeys
 
-SECURE = ("privacy.secure=true", "alignment.form=sketch", "evaluation.probes=['knn']", "evaluation.untrained=false")
+SECURE = ("privacy.secure=true", "alignment.form=sketch", "evaluation.probes=['knn']")
 SMALL = "resnet8(width=4)"
 NAMES = tuple(f"node-{k}" for k in range(5))
 

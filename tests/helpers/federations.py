@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-ENCODERS = ("resnet8(width=4)", "mobilenet(width=8)", "vit(width=16, depth=1, heads=2)")
+ENCODERS = ("resnet8(width=4)", "mobilenet(width=8, depth=1)", "vit(width=16, depth=1, heads=2)")
 
 FEDERATION = """
 name = "rehearsal"
@@ -32,6 +32,7 @@ rad_batch = 16
 every = 0
 epochs = 5
 probes = ["linear"]
+untrained = false
 [engine]
 round_timeout = 240
 join_timeout = 60

@@ -17,7 +17,7 @@ from hetero_ssfl.progress import RunView
 from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.screen import Console
 
-ONE_ROUND = ("rounds=1", "evaluation.untrained=false")
+ONE_ROUND = ("rounds=1",)
 
 
 def deployed(root: Path, *overrides: str, encoders: tuple[str, ...] = ENCODERS, images: int = 60) -> Deployment:

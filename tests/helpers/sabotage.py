@@ -71,7 +71,7 @@ def cut() -> None:
 def main(root: Path, with_cut: bool) -> None:
     patience = ["engine.round_timeout=90", "engine.join_timeout=90"]
     rounds = 3 if with_cut else 2
-    it = deployed(root, f"rounds={rounds}", *patience, "evaluation.untrained=false", encoders=ENCODERS[:2])
+    it = deployed(root, f"rounds={rounds}", *patience, encoders=ENCODERS[:2])
     with Rehearsal(it) as rehearsal:
 
         def kill(name: str) -> Callable[[], None]:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.soak
 
 @pytest.mark.timeout(600)
 def test_a_broken_image_at_a_node_is_named_only_there(tmp_path: Path) -> None:
-    it = deployed(tmp_path / "there", "rounds=2", "evaluation.untrained=false", "engine.min_replies=2")
+    it = deployed(tmp_path / "there", "rounds=2", "engine.min_replies=2")
     images = it.node("node-1") / "images" / "class-0"
     with Rehearsal(it) as rehearsal:
         spoil = Saboteur(rehearsal.run_dir, {1: lambda: _write(images / PATIENT)})

@@ -28,7 +28,7 @@ from hetero_ssfl.runs import RunFolder
 pytestmark = pytest.mark.soak
 
 FOUR = ("resnet8(width=4)", "mobilenet(width=8)", "vit(width=16, depth=1, heads=2)", "resnet10(width=4)")
-SKETCHES = ("rounds=1", "alignment.form=sketch", "evaluation.untrained=false")
+SKETCHES = ("rounds=1", "alignment.form=sketch")
 
 
 def factor(folder: RunFolder) -> torch.Tensor:
