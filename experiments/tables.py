@@ -82,8 +82,8 @@ def figure(cell: Cell, metric: str, most_seeds: int) -> str:
         text += f" (own classifier {entry['classifier_mean']:.1f})"
     if entry["seeds"] < most_seeds:
         text += f" (n = {entry['seeds']})"
-    if entry["never_trained_clients"]:
-        text += f" ({entry['never_trained_clients']} clients never trained)"
+    if count := entry["never_trained_clients"]:
+        text += f" ({count} {'client' if count == 1 else 'clients'} never trained)"
     return f"{text} !" if entry["lost"] else text
 
 
