@@ -24,6 +24,7 @@ from recipe import CENTRAL, CKA, MACHINE, ONE_CORE, Stopwatch, rounds_of, write_
 from hetero_ssfl.config import load_config
 from hetero_ssfl.environment import environment
 from hetero_ssfl.federation import start
+from hetero_ssfl.paper.cells import CHOSEN, FEDSIMCLR
 from hetero_ssfl.progress import RunView
 from hetero_ssfl.report import plots
 from hetero_ssfl.report.tables import bootstrap_interval, interval95
@@ -55,11 +56,7 @@ def rad_of(size: int) -> list[str]:
 
 
 # Averaging weights needs equal encoders. The optimiser is that of FedSimCLR in the tables, chosen on validation images.
-AVERAGING = [
-    "method=fedssl",
-    "clients.models=['resnet14(width=16)']",
-    *("optim.kind=sgd", "optim.lr=0.05", "optim.weight_decay=5e-4"),
-]
+AVERAGING = ["method=fedssl", "clients.models=['resnet14(width=16)']", *CHOSEN[FEDSIMCLR]]
 AVERAGED = {
     "averaging, 24 rounds of 1 epoch": (24, 1),
     "averaging, 6 rounds of 4 epochs": (6, 4),

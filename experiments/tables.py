@@ -65,8 +65,7 @@ def large_by_seed(cell: Cell, metric: str) -> dict[int, float]:
     found = {}
     for run in runs_of(cell):
         trained = [name for name in list(run.clients)[1::2] if name not in run.never_trained]
-        of_clients = mean(run.clients[name][metric] for name in trained)
-        found[run.seed] = run.shared.get(metric, of_clients)
+        found[run.seed] = run.shared.get(metric) or mean(run.clients[name][metric] for name in trained)
     return found
 
 
