@@ -28,8 +28,9 @@ from measuring import Row, alternate, cpu_seconds, medians, peak_memory, publish
 from torch import Tensor
 
 from hetero_ssfl.config import AlignmentConfig
-from hetero_ssfl.consensus import SINGLE, SPARE, Sums, sketch, sketching_matrix
-from hetero_ssfl.objectives import alignment_distance, centre, cka
+from hetero_ssfl.kernels.cka import centre, cka
+from hetero_ssfl.kernels.distance import alignment_distance
+from hetero_ssfl.kernels.mean import SINGLE, SPARE, Sums, sketch, sketching_matrix
 from hetero_ssfl.seeding import rng_for
 
 SIDES = ("dense", "factor", "sketch")

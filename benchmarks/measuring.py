@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from hetero_ssfl.screen import Console
+from hetero_ssfl.terminal import Console
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -25,12 +25,13 @@ from measuring import Row, medians, publish
 from torch import Tensor
 
 from hetero_ssfl.config import Config, validate
-from hetero_ssfl.consensus import client_factor, combine
 from hetero_ssfl.data import load_images, load_rad, random_view, split_training_images, to_input
 from hetero_ssfl.events import Event, RoundBegun, RoundDone
 from hetero_ssfl.federation import start
+from hetero_ssfl.kernels.distance import alignment_distance
+from hetero_ssfl.kernels.mean import client_factor, combine
 from hetero_ssfl.models import Learner, build_learner
-from hetero_ssfl.objectives import alignment_distance, byol
+from hetero_ssfl.objectives.siamese import byol
 from hetero_ssfl.seeding import rng_for
 from hetero_ssfl.training import learning_rate
 

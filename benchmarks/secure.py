@@ -24,7 +24,6 @@ from measuring import Row, peak_memory, publish
 from torch import Tensor
 
 from hetero_ssfl.config import Config, validate
-from hetero_ssfl.consensus import sketch
 from hetero_ssfl.data import Images
 from hetero_ssfl.events import ClientTrained
 from hetero_ssfl.federation.client.sums import Summing
@@ -34,6 +33,7 @@ from hetero_ssfl.federation.server.loop import Server
 from hetero_ssfl.federation.sites.participant import Participant
 from hetero_ssfl.federation.sites.site import Setup
 from hetero_ssfl.federation.sum_records import pack_vector, session_of
+from hetero_ssfl.kernels.mean import sketch
 from hetero_ssfl.methods import ServerState, Update
 from hetero_ssfl.methods.hetero import HeteroSSFL
 from hetero_ssfl.runs import RunFolder, StateFolder

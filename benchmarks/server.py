@@ -26,8 +26,8 @@ from measuring import Row, cpu_seconds, peak_memory, publish
 from torch import Tensor
 
 from hetero_ssfl.config import Config, validate
-from hetero_ssfl.consensus import sketch
 from hetero_ssfl.federation.server.saving import save_state
+from hetero_ssfl.kernels.mean import sketch
 from hetero_ssfl.methods import ServerState, Update
 from hetero_ssfl.methods.hetero import HeteroSSFL
 from hetero_ssfl.runs import RunFolder

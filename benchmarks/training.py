@@ -29,7 +29,7 @@ from hetero_ssfl.config import Config, ViewsConfig, validate
 from hetero_ssfl.data import random_view
 from hetero_ssfl.federation.engines.workers import keep_freed_memory
 from hetero_ssfl.models import Learner, build_learner
-from hetero_ssfl.objectives import byol
+from hetero_ssfl.objectives.siamese import byol
 from hetero_ssfl.seeding import rng_for
 from hetero_ssfl.training import TrainingClient, train
 

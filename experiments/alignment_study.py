@@ -16,7 +16,7 @@ from hetero_ssfl.events import Evaluated, RoundDone
 from hetero_ssfl.federation import start
 from hetero_ssfl.progress import RunView
 from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.screen import Console
+from hetero_ssfl.terminal import Console
 
 PAPER = ["layer=predictor", "row_normalize=false", "power=1.0", "augment_rad=false"]
 

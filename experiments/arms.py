@@ -29,7 +29,7 @@ from hetero_ssfl.progress import RunView
 from hetero_ssfl.report import plots
 from hetero_ssfl.report.tables import bootstrap_interval, interval95
 from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.screen import Console
+from hetero_ssfl.terminal import Console
 
 RESULTS = Path(__file__).parents[1] / "results" / "arms"
 PRESET = "cifar10-workstation"

@@ -24,15 +24,16 @@ from tempfile import TemporaryDirectory
 import torch
 
 from hetero_ssfl.config import Config, load_config
-from hetero_ssfl.consensus import Sums, kernel_factor, mutual_cka
 from hetero_ssfl.federation import open_run
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.client.scoring import evaluate
 from hetero_ssfl.federation.records import Header
 from hetero_ssfl.federation.sites import SimulatedSite
+from hetero_ssfl.kernels.cka import factor_cka, mutual_cka
+from hetero_ssfl.kernels.factor import kernel_factor
+from hetero_ssfl.kernels.mean import Sums
 from hetero_ssfl.methods import ServerState
 from hetero_ssfl.methods.hetero import HeteroSSFL
-from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.report import plots
 from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.saved_files import write_json

@@ -30,7 +30,7 @@ from hetero_ssfl.events import Evaluated, Evaluating, Event, RoundBegun, RoundDo
 from hetero_ssfl.federation import start
 from hetero_ssfl.progress import RunView
 from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.screen import Console
+from hetero_ssfl.terminal import Console
 
 RESULTS = Path(__file__).parents[1] / "results" / "recipe"
 MACHINE = "2 cores, no GPU"

@@ -17,16 +17,9 @@ from statistics import mean, stdev
 import torch
 from torch import Tensor
 
-from hetero_ssfl.consensus import (
-    SPARE,
-    Consensus,
-    Sums,
-    effective_rank,
-    sketch,
-    sketching_matrix,
-    truncate,
-)
-from hetero_ssfl.objectives import factor_cka
+from hetero_ssfl.kernels.cka import factor_cka
+from hetero_ssfl.kernels.factor import effective_rank
+from hetero_ssfl.kernels.mean import SPARE, Consensus, Sums, sketch, sketching_matrix, truncate
 from hetero_ssfl.saved_files import load_tensors
 from hetero_ssfl.seeding import rng_for
 

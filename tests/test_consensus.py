@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero_ssfl.config import AlignmentConfig
-from hetero_ssfl.consensus import (
+from hetero_ssfl.kernels.cka import centre, cka, factor_cka, gram
+from hetero_ssfl.kernels.factor import effective_rank, flatten_spectrum, kernel_factor, nystroem, spectrum
+from hetero_ssfl.kernels.mean import (
     SINGLE,
     SPARE,
     Consensus,
@@ -15,16 +17,10 @@ from hetero_ssfl.consensus import (
     client_factor,
     combine,
     combine_sketches,
-    effective_rank,
-    flatten_spectrum,
-    kernel_factor,
-    nystroem,
     sketch,
     sketching_matrix,
-    spectrum,
     truncate,
 )
-from hetero_ssfl.objectives import centre, cka, factor_cka, gram
 from hetero_ssfl.seeding import rng_for
 
 LITERAL = AlignmentConfig(row_normalize=False, power=1.0)

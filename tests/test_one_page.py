@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from hetero_ssfl.config import AlignmentConfig, Config, ModelConfig, SslConfig, validate
-from hetero_ssfl.consensus import client_factor, combine
 from hetero_ssfl.data import random_view
+from hetero_ssfl.kernels.distance import alignment_distance
+from hetero_ssfl.kernels.mean import client_factor, combine
 from hetero_ssfl.methods import method_for
 from hetero_ssfl.methods.base import Broadcast
 from hetero_ssfl.models import Learner
-from hetero_ssfl.objectives import alignment_distance, byol
+from hetero_ssfl.objectives.siamese import byol
 from hetero_ssfl.seeding import rng_for
 from hetero_ssfl.training import TrainingClient
 

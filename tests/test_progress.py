@@ -7,7 +7,7 @@ import pytest
 
 from hetero_ssfl.events import Evaluating, Progressed, RoundBegun, RoundDone, Started
 from hetero_ssfl.progress import RunView, progress
-from hetero_ssfl.screen import Console
+from hetero_ssfl.terminal import Console
 
 
 def test_a_line_is_printed_when_nothing_was_printed_for_long() -> None:

@@ -18,9 +18,9 @@ from torch import Tensor
 from helpers.whole_runs import run, tiny
 from hetero_ssfl.federation import participants
 from hetero_ssfl.federation.sites import open_site
+from hetero_ssfl.kernels.distance import alignment_distance
 from hetero_ssfl.measured_theory import Probe, play, shortened
 from hetero_ssfl.methods import Broadcast, HeteroSSFL
-from hetero_ssfl.objectives import alignment_distance
 from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.saved_files import load_tensors
 from hetero_ssfl.theory import (

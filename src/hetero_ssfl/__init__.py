@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from .config import AlignmentConfig as AlignmentConfig
     from .config import Config as Config
     from .config import load_config as load_config
-    from .consensus import Consensus as Consensus
-    from .consensus import client_factor as client_factor
-    from .consensus import combine as combine
-    from .consensus import effective_rank as effective_rank
-    from .consensus import mutual_cka as mutual_cka
     from .data import random_view as random_view
     from .evaluation import Labeled as Labeled
     from .evaluation import extract_features as extract_features
@@ -25,6 +20,14 @@ if TYPE_CHECKING:
     from .federation import resume as resume
     from .federation import start as start
     from .federation.strategy import HeteroSSFLStrategy as HeteroSSFLStrategy
+    from .kernels.cka import cka as cka
+    from .kernels.cka import factor_cka as factor_cka
+    from .kernels.cka import mutual_cka as mutual_cka
+    from .kernels.distance import alignment_distance as alignment_distance
+    from .kernels.factor import effective_rank as effective_rank
+    from .kernels.mean import Consensus as Consensus
+    from .kernels.mean import client_factor as client_factor
+    from .kernels.mean import combine as combine
     from .methods import METHODS as METHODS
     from .methods import Broadcast as Broadcast
     from .methods import FedAvg as FedAvg
@@ -39,9 +42,6 @@ if TYPE_CHECKING:
     from .methods import ServerState as ServerState
     from .methods import Update as Update
     from .models import build_encoder as build_encoder
-    from .objectives import alignment_distance as alignment_distance
-    from .objectives import cka as cka
-    from .objectives import factor_cka as factor_cka
     from .runs import RunFolder as RunFolder
     from .training import train as train
 
@@ -72,18 +72,18 @@ _HOME = {
     "Update": "methods",
     "ServerState": "methods",
     "train": "training",
-    "Consensus": "consensus",
-    "client_factor": "consensus",
-    "combine": "consensus",
-    "effective_rank": "consensus",
-    "cka": "objectives",
-    "factor_cka": "objectives",
-    "alignment_distance": "objectives",
+    "Consensus": "kernels.mean",
+    "client_factor": "kernels.mean",
+    "combine": "kernels.mean",
+    "effective_rank": "kernels.factor",
+    "cka": "kernels.cka",
+    "factor_cka": "kernels.cka",
+    "alignment_distance": "kernels.distance",
     "random_view": "data",
     "Labeled": "evaluation",
     "extract_features": "evaluation",
     "probe": "evaluation",
-    "mutual_cka": "consensus",
+    "mutual_cka": "kernels.cka",
     "build_encoder": "models",
 }
 

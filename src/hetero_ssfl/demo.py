@@ -17,7 +17,7 @@ from .federation.sites import open_site
 from .progress import RunView
 from .report import plots
 from .report.tables import Result, spread
-from .screen import Console
+from .terminal import Console
 
 METRIC = "linear_all"
 ARMS = {

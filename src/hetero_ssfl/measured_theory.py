@@ -24,10 +24,10 @@ from .errors import RunError
 from .federation.running import check_data, participants, torch_threads
 from .federation.sites import open_site
 from .federation.sites.participant import Participant
+from .kernels.distance import alignment_distance
 from .methods import Broadcast, HeteroSSFL, ServerState, Update, method_for
 from .methods.hetero import Alignment, mu_at
 from .models import Learner
-from .objectives import alignment_distance
 from .plugins import check_trusted
 from .runs import RunFolder
 from .saved_files import SavedTensors

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .events import Evaluated, Evaluating, Event, Progressed, RoundBegun, RoundDone, Started, Warned
-from .screen import Console
+from .terminal import Console
 
 LONGEST_SILENCE = 30.0  # seconds without a line, where there is no terminal
 MEASURED = 3.0  # seconds of training before the time of the run is estimated: a first step takes longer than others

@@ -14,7 +14,7 @@ from .federation import start
 from .progress import RunView
 from .report import plots
 from .report.tables import Result
-from .screen import Console
+from .terminal import Console
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ import torch
 from torch import Generator, Tensor
 
 from .config import Config
-from .consensus import effective_rank
 from .data import random_view, take, to_input
 from .errors import DivergedError
+from .kernels.factor import effective_rank
 from .models import Learner
-from .objectives import feature_spread, local_loss
+from .objectives import local_loss
+from .objectives.siamese import feature_spread
 from .optimisers import build_optimiser
 from .seeding import global_seed, rng_for
 

@@ -25,13 +25,14 @@ from hetero_ssfl import (
     start,
 )
 from hetero_ssfl.config import AlignmentConfig, Config, ViewsConfig
-from hetero_ssfl.consensus import kernel_factor
 from hetero_ssfl.data import Images, to_input
 from hetero_ssfl.errors import ConfigError, ProtocolError
 from hetero_ssfl.federation.sites.node import check_instruction
 from hetero_ssfl.federation.sites.node_settings import NodeSettings
+from hetero_ssfl.kernels.cka import gram
+from hetero_ssfl.kernels.distance import alignment_distance
+from hetero_ssfl.kernels.factor import kernel_factor
 from hetero_ssfl.methods import method_class
-from hetero_ssfl.objectives import alignment_distance, gram
 from hetero_ssfl.plugins import Given
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -26,7 +26,7 @@ from hetero_ssfl.deploy.writing import initialise
 from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.events import Event, RoundDone, Warned
 from hetero_ssfl.progress import RunView
-from hetero_ssfl.screen import Console
+from hetero_ssfl.terminal import Console
 
 
 def deployment(folder: Path, *nodes: str) -> Deployment:

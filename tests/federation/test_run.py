@@ -27,8 +27,8 @@ from hetero_ssfl.federation.records import Header, pack
 from hetero_ssfl.federation.server import loop, saving
 from hetero_ssfl.federation.sites import NodeSite, Setup, SimulatedSite
 from hetero_ssfl.federation.sites.participant import Participant
+from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import ServerState
-from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.saved_files import SavedTensors, load_tensors
 

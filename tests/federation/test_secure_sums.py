@@ -28,8 +28,8 @@ from hetero_ssfl.federation.sites.node import check_instruction, open_node
 from hetero_ssfl.federation.sites.node_rad import find_rad
 from hetero_ssfl.federation.sites.node_settings import read_node
 from hetero_ssfl.federation.sum_records import new_session, roster_of, with_roster
+from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import Broadcast, ServerState, Update, method_for
-from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.secure import FEWEST, advertise, fingerprint
 from hetero_ssfl.secure.keys import PublicKeys
 

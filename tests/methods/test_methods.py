@@ -11,14 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero_ssfl.config import Config, load_config
-from hetero_ssfl.consensus import client_factor, kernel_factor, sketch, sketching_matrix
 from hetero_ssfl.data import to_input
 from hetero_ssfl.errors import ConfigError, ProtocolError
+from hetero_ssfl.kernels.cka import factor_cka
+from hetero_ssfl.kernels.distance import alignment_distance
+from hetero_ssfl.kernels.factor import kernel_factor
+from hetero_ssfl.kernels.mean import client_factor, sketch, sketching_matrix
 from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState, Update, method_for
 from hetero_ssfl.methods.averaging import average
 from hetero_ssfl.methods.hetero import Alignment, HeteroSSFL, mu_at
 from hetero_ssfl.models import build_learner
-from hetero_ssfl.objectives import alignment_distance, factor_cka
 from hetero_ssfl.seeding import rng_for
 from hetero_ssfl.training import TrainingClient, learning_rate, rad_representations, train
 

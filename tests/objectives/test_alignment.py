@@ -9,15 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero_ssfl.config import AlignmentConfig
-from hetero_ssfl.objectives.alignment import (
-    alignment_distance,
-    centre,
-    cka,
-    cka_debiased,
-    factor_cka,
-    gram,
-    relational_kl,
-)
+from hetero_ssfl.kernels.cka import centre, cka, cka_debiased, factor_cka, gram
+from hetero_ssfl.kernels.distance import alignment_distance, relational_kl
 
 LINEAR = AlignmentConfig()
 

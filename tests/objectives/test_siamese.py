@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from hetero_ssfl.config import ModelConfig, SslConfig
 from hetero_ssfl.models import Learner, build_learner
-from hetero_ssfl.objectives import byol, feature_spread, regression_loss, simsiam
+from hetero_ssfl.objectives.siamese import byol, feature_spread, regression_loss, simsiam
 
 
 def learner(kind: str) -> Learner:

@@ -22,7 +22,7 @@ from hetero_ssfl.report.tables import (
     spread,
 )
 from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.screen import Console
+from hetero_ssfl.terminal import Console
 from hetero_ssfl.use.rad_features import read_rad_features
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero_ssfl.config import Config, parse_config
-from hetero_ssfl.consensus import sketch
 from hetero_ssfl.errors import ConfigError, ProtocolError
+from hetero_ssfl.kernels.mean import sketch
 from hetero_ssfl.methods import ServerState, Update, method_for
 from hetero_ssfl.methods.hetero import HeteroSSFL
 from hetero_ssfl.methods.summands import FIGURES

@@ -21,8 +21,8 @@ from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.sites.node import open_node
 from hetero_ssfl.federation.sites.node_rad import find_rad
 from hetero_ssfl.federation.sites.node_settings import read_node
+from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import Broadcast, ServerState, method_for
-from hetero_ssfl.objectives import factor_cka
 from hetero_ssfl.runs import RunFolder
 
 pytestmark = pytest.mark.soak

@@ -10,7 +10,7 @@ from ..federation import namesake
 from ..federation.sites import Site
 from ..plugins import find, is_at_hand
 from ..runs import RunFolder
-from ..screen import Console
+from ..terminal import Console
 
 
 def print_notes(notes: Iterable[str]) -> None:

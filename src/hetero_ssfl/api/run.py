@@ -23,7 +23,7 @@ from ..plugins import GIVEN, Given
 from ..progress import RunView
 from ..report.page import write_report
 from ..runs import RunFolder
-from ..screen import Console
+from ..terminal import Console
 from ..use.embedding import embed_data
 from ..use.evaluating import evaluate_on, read_new_data
 from ..use.exporting import check_format

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from ..config import AlignmentConfig, Config
-from ..consensus import flatten_spectrum
 from ..data import random_view, take, to_input
+from ..kernels.distance import alignment_distance
+from ..kernels.factor import flatten_spectrum
 from ..models import Learner
-from ..objectives import alignment_distance
 from ..seeding import global_seed, rng_for
 
 BATCH = 64  # RAD images per step

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from ..consensus import SINGLE, combine, combine_sketches, sketch, sketching_matrix
+from ..kernels.mean import SINGLE, combine, combine_sketches, sketch, sketching_matrix
 from ..seeding import rng_for
 
 RANKS = (8, 32, 128)  # of sketches

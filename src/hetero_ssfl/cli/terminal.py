@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..screen import Console
+from ..terminal import Console
 
 # Without a terminal rich assumes 80 columns, which breaks tables in log files.
 out = Console(width=None if sys.stdout.isatty() else 140)

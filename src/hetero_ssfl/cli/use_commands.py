@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from ..screen import Console
+from ..terminal import Console
 from .terminal import BadImage, Json, Quiet, print_json, say
 
 app = typer.Typer()

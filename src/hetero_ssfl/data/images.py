@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..config import DataConfig
 from ..errors import DataError
-from ..screen import Console
+from ..terminal import Console
 from .cache import cache_folder, mark_used, most_bytes, private_scratch, prune_cache, remembered
 from .sources import Rows, Subset, count_files, fixed_fifth, locate, open_rows
 

@@ -21,12 +21,13 @@ import torch
 from torch import Generator, Tensor
 
 from ..config import Config
-from ..consensus import Sums, effective_rank, kernel_factor
 from ..data import random_view, take, to_input
 from ..errors import ProtocolError
+from ..kernels.distance import alignment_distance
+from ..kernels.factor import effective_rank, kernel_factor
+from ..kernels.mean import Sums
 from ..models import Learner
 from ..noise import epsilon_of
-from ..objectives import alignment_distance
 from ..secure import Layout, Vector
 from ..training import TrainingClient, rad_representations, train
 from .base import Broadcast, ClientId, Method, ServerState, Update

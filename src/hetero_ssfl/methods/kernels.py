@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from ..consensus import SINGLE, SPARE, Sums, combine, mutual_cka, sketch, sketching_matrix, spectrum, truncate
 from ..errors import ProtocolError
+from ..kernels.cka import mutual_cka
+from ..kernels.factor import spectrum
+from ..kernels.mean import SINGLE, SPARE, Sums, combine, sketch, sketching_matrix, truncate
 from .base import ClientId, ServerState
 from .summands import noise_of
 

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..kernels.cka import centre, cka, cka_debiased, factor_cka, factor_hsic_debiased, gram
+from ..kernels.distance import alignment_distance
 from ..models import Learner
 from ..plugins import find
-from .alignment import alignment_distance, centre, cka, cka_debiased, factor_cka, factor_hsic_debiased, gram
 from .embeddings import barlow_twins, on_pairs, simclr, vicreg
 from .siamese import byol, feature_spread, regression_loss, simsiam
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import SslConfig
+from ..kernels.cka import at_least_float32
 from ..models import Learner
-from .alignment import at_least_float32
 
 EPS = 1e-4  # keeps the gradient of a standard deviation finite at 0
 

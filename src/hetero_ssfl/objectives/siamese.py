@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..kernels.cka import at_least_float32
 from ..models import Learner
-from .alignment import at_least_float32
 
 
 def regression_loss(prediction: Tensor, target: Tensor, normalize: bool = True) -> Tensor:

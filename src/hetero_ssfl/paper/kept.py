@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import ConfigError, RunError
 from ..report.tables import student
 from ..runs import RunFolder
-from ..screen import Console
+from ..terminal import Console
 from .cells import Cell, Scale
 from .running import run_cells
 from .scores import RunScore, score, score_run

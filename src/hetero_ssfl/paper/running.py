@@ -11,7 +11,7 @@ from ..config import parse_config
 from ..errors import FaultError, TooFewRepliesError
 from ..federation import end_with_parent, start
 from ..progress import RunView
-from ..screen import Console
+from ..terminal import Console
 from .cells import Cell, Scale
 
 

@@ -16,9 +16,10 @@ from PIL import Image
 from torch import Tensor
 
 from ..config import AlignmentConfig
-from ..consensus import kernel_factor, mutual_cka, spectrum
 from ..data import is_pixels, to_unit_range
 from ..evaluation.nearest import nearest
+from ..kernels.cka import mutual_cka
+from ..kernels.factor import kernel_factor, spectrum
 from ..runs import RunFolder
 
 MOST_IMAGES = 512  # more would take minutes with large models and not show more

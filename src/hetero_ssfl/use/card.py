@@ -10,7 +10,7 @@ from ..errors import ConfigError
 from ..events import ClientTrained, is_number
 from ..models import parse_spec
 from ..plugins import GIVEN, find, is_trusted
-from ..screen import printable
+from ..terminal import printable
 from .models import ModelFolder
 
 HEAD = """---

@@ -18,7 +18,7 @@ from ..data.streams import Placed, each_image
 from ..errors import ConfigError, DataError
 from ..evaluation import extract_features
 from ..saved_files import write_atomically
-from ..screen import Console
+from ..terminal import Console
 from .models import ModelFolder
 
 BATCH = 256

@@ -14,8 +14,8 @@ from ..evaluation import extract_features
 from ..evaluation.nearest import nearest
 from ..report.rad_features import rad_of, thumbnail
 from ..saved_files import write_atomically
-from ..screen import Console
 from ..seeding import rng_for
+from ..terminal import Console
 from .embedding import Embedded, OnBad, embed, open_images
 from .models import ModelFolder
 

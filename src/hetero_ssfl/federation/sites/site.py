@@ -13,7 +13,7 @@ from torch import Tensor
 from ...config import Config
 from ...data import Snapshot, digest, random_view
 from ...errors import ConfigError, HeteroSSFLError, ProtocolError
-from ...objectives import gram
+from ...kernels.cka import gram
 from ...plugins import place
 from ...runs import SOURCES, RunFolder, SiteKind
 from ...saved_files import save_tensors
