@@ -10,9 +10,10 @@ import torch
 from hetero_ssfl.config import ClientsConfig, Config, ModelConfig, OptimConfig, RadConfig
 from hetero_ssfl.data import Counts
 from hetero_ssfl.federation.sites.limits import Held, training_seconds
+from hetero_ssfl.learning.learner import build_learner
+from hetero_ssfl.learning.training import TrainingClient
+from hetero_ssfl.learning.work import work_of
 from hetero_ssfl.methods import Broadcast, method_for
-from hetero_ssfl.models import build_learner, work_of
-from hetero_ssfl.training import TrainingClient
 
 CASES = (  # encoder, channels, side, batch, images
     ("resnet8(width=4)", 1, 8, 16, 64),

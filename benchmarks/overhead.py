@@ -30,10 +30,10 @@ from hetero_ssfl.events import Event, RoundBegun, RoundDone
 from hetero_ssfl.federation import start
 from hetero_ssfl.kernels.distance import alignment_distance
 from hetero_ssfl.kernels.mean import client_factor, combine
-from hetero_ssfl.models import Learner, build_learner
-from hetero_ssfl.objectives.siamese import byol
+from hetero_ssfl.learning.learner import Learner, build_learner
+from hetero_ssfl.learning.losses.byol import byol
+from hetero_ssfl.learning.training import learning_rate
 from hetero_ssfl.seeding import rng_for
-from hetero_ssfl.training import learning_rate
 
 TARGET = 1.15
 

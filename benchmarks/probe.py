@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hetero_ssfl.config import EvaluationConfig
-from hetero_ssfl.evaluation import Labeled, linear_probe
+from hetero_ssfl.learning.probes import Labeled, linear_probe
 from hetero_ssfl.seeding import global_seed, rng_for
 
 CLASSES, WIDTH = 10, 512

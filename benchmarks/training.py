@@ -1,4 +1,4 @@
-"""Local training of BYOL: images per second of `hetero_ssfl.training.train` compared with two other loops.
+"""Local training of BYOL: images per second of `hetero_ssfl.learning.training.train` compared with two other loops.
 
     ours     two clients in two worker processes with one torch thread each, with `train`, as in the engine
     obvious  one process with torch's default threads and memory format, PIL transforms in a DataLoader: target 1.5 x.
@@ -28,10 +28,10 @@ from torch.utils.data import DataLoader, Dataset
 from hetero_ssfl.config import Config, ViewsConfig, validate
 from hetero_ssfl.data import random_view
 from hetero_ssfl.federation.engines.workers import keep_freed_memory
-from hetero_ssfl.models import Learner, build_learner
-from hetero_ssfl.objectives.siamese import byol
+from hetero_ssfl.learning.learner import Learner, build_learner
+from hetero_ssfl.learning.losses.byol import byol
+from hetero_ssfl.learning.training import TrainingClient, train
 from hetero_ssfl.seeding import rng_for
-from hetero_ssfl.training import TrainingClient, train
 
 MODELS = {"ResNet-10": "resnet10(width=16)", "ResNet-18": "resnet18(width=16)"}
 BATCH, SIDE, PROCESSES, VIEWS = 128, 32, 2, ViewsConfig()

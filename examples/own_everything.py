@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hetero_ssfl import Client, HeteroSSFL, ServerState, effective_rank, federate
-from hetero_ssfl.models import Learner
+from hetero_ssfl.learning.learner import Learner
 
 
 def own_data(count: int, seed: int) -> tuple[Tensor, list[str]]:

@@ -32,13 +32,13 @@ from hetero_ssfl.federation.sites import SimulatedSite
 from hetero_ssfl.kernels.cka import factor_cka, mutual_cka
 from hetero_ssfl.kernels.factor import kernel_factor
 from hetero_ssfl.kernels.mean import Sums
+from hetero_ssfl.learning.training import TrainingClient, rad_representations
 from hetero_ssfl.methods import ServerState
 from hetero_ssfl.methods.hetero import HeteroSSFL
 from hetero_ssfl.report import plots
 from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.saved_files import write_json
 from hetero_ssfl.seeding import rng_for
-from hetero_ssfl.training import TrainingClient, rad_representations
 
 COUNTS = (5, 20, 100, 300, 1000, 3000, 10_000, 100_000)
 SETTINGS = (

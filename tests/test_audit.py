@@ -35,8 +35,8 @@ from hetero_ssfl.data import to_input
 from hetero_ssfl.federation.running import torch_threads
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.kernels.factor import kernel_factor
+from hetero_ssfl.learning.learner import Learner
 from hetero_ssfl.methods.kernels import Kernels
-from hetero_ssfl.models import Learner
 from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.seeding import rng_for
 

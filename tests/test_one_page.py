@@ -13,12 +13,12 @@ from hetero_ssfl.config import AlignmentConfig, Config, ModelConfig, SslConfig, 
 from hetero_ssfl.data import random_view
 from hetero_ssfl.kernels.distance import alignment_distance
 from hetero_ssfl.kernels.mean import client_factor, combine
+from hetero_ssfl.learning.learner import Learner
+from hetero_ssfl.learning.losses.byol import byol
+from hetero_ssfl.learning.training import TrainingClient
 from hetero_ssfl.methods import method_for
 from hetero_ssfl.methods.base import Broadcast
-from hetero_ssfl.models import Learner
-from hetero_ssfl.objectives.siamese import byol
 from hetero_ssfl.seeding import rng_for
-from hetero_ssfl.training import TrainingClient
 
 PAGE = Path(__file__).parents[1] / "examples" / "one_page.py"
 CLIENTS = ["deep CNN", "flat CNN", "MLP"]

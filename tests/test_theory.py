@@ -19,6 +19,7 @@ from helpers.whole_runs import run, tiny
 from hetero_ssfl.federation import participants
 from hetero_ssfl.federation.sites import open_site
 from hetero_ssfl.kernels.distance import alignment_distance
+from hetero_ssfl.learning.training import TrainingClient
 from hetero_ssfl.measured_theory import Probe, play, shortened
 from hetero_ssfl.methods import Broadcast, HeteroSSFL
 from hetero_ssfl.runs import RunFolder
@@ -36,7 +37,6 @@ from hetero_ssfl.theory import (
     point,
 )
 from hetero_ssfl.theory_words import HEAD, rows
-from hetero_ssfl.training import TrainingClient
 
 Call = Callable[..., tuple[int, str, str]]
 positive = st.floats(0.1, 3)

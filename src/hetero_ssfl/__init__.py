@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from .config import Config as Config
     from .config import load_config as load_config
     from .data import random_view as random_view
-    from .evaluation import Labeled as Labeled
-    from .evaluation import extract_features as extract_features
-    from .evaluation import probe as probe
     from .federation import resume as resume
     from .federation import start as start
     from .federation.strategy import HeteroSSFLStrategy as HeteroSSFLStrategy
@@ -28,6 +25,11 @@ if TYPE_CHECKING:
     from .kernels.mean import Consensus as Consensus
     from .kernels.mean import client_factor as client_factor
     from .kernels.mean import combine as combine
+    from .learning.encoders import build_encoder as build_encoder
+    from .learning.features import extract_features as extract_features
+    from .learning.probes import Labeled as Labeled
+    from .learning.probes import probe as probe
+    from .learning.training import train as train
     from .methods import METHODS as METHODS
     from .methods import Broadcast as Broadcast
     from .methods import FedAvg as FedAvg
@@ -41,9 +43,7 @@ if TYPE_CHECKING:
     from .methods import Method as Method
     from .methods import ServerState as ServerState
     from .methods import Update as Update
-    from .models import build_encoder as build_encoder
     from .runs import RunFolder as RunFolder
-    from .training import train as train
 
 __version__ = "0.1.0"
 
@@ -71,7 +71,7 @@ _HOME = {
     "Broadcast": "methods",
     "Update": "methods",
     "ServerState": "methods",
-    "train": "training",
+    "train": "learning.training",
     "Consensus": "kernels.mean",
     "client_factor": "kernels.mean",
     "combine": "kernels.mean",
@@ -80,11 +80,11 @@ _HOME = {
     "factor_cka": "kernels.cka",
     "alignment_distance": "kernels.distance",
     "random_view": "data",
-    "Labeled": "evaluation",
-    "extract_features": "evaluation",
-    "probe": "evaluation",
+    "Labeled": "learning.probes",
+    "extract_features": "learning.features",
+    "probe": "learning.probes",
     "mutual_cka": "kernels.cka",
-    "build_encoder": "models",
+    "build_encoder": "learning.encoders",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -12,9 +12,9 @@ from .config import ClientsConfig, Config, ModelConfig, OptimConfig, SslConfig
 from .data import Images, load_images, split_training_images, to_input
 from .federation.records import content_size, pack
 from .federation.running import torch_threads
+from .learning.learner import Learner, build_learner, count_parameters
+from .learning.training import TrainingClient
 from .methods import Broadcast, Local, method_class, method_for
-from .models import Learner, build_learner, count_parameters
-from .training import TrainingClient
 
 PUBLIC = {"cifar10": (50_000, 32, 10), "cifar100": (50_000, 32, 100), "tiny-imagenet": (100_000, 64, 200)}
 """Number of training images, side and number of classes of the complete public data sets."""

@@ -23,7 +23,7 @@ CHECKED_MEMORY = {"MALLOC_CHECK_": "3", "LD_PRELOAD": "libc_malloc_debug.so.0", 
 
 STRIDED_CONVOLUTIONS = """
 import torch
-from hetero_ssfl.models.onednn import guard_convolutions
+from hetero_ssfl.learning.encoders.onednn import guard_convolutions
 for channels in range(2, 8):
     layer = torch.nn.Conv2d(channels, 8, 1, 2, bias=False).to(memory_format=torch.channels_last)
     if {guarded}:
@@ -33,7 +33,7 @@ for channels in range(2, 8):
         y = layer(x)
         y.backward(torch.randn_like(y))
 """
-"""Program that crashes if oneDNN has the bug described in `models/onednn.py`."""
+"""Program that crashes if oneDNN has the bug described in `learning/encoders/onednn.py`."""
 
 
 @dataclass(frozen=True)

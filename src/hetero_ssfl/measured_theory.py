@@ -25,9 +25,10 @@ from .federation.running import check_data, participants, torch_threads
 from .federation.sites import open_site
 from .federation.sites.participant import Participant
 from .kernels.distance import alignment_distance
+from .learning.learner import Learner
+from .learning.training import Regulariser, TrainingClient, learning_rate, rad_representations, self_supervised, train
 from .methods import Broadcast, HeteroSSFL, ServerState, Update, method_for
 from .methods.hetero import Alignment, mu_at
-from .models import Learner
 from .plugins import check_trusted
 from .runs import RunFolder
 from .saved_files import SavedTensors
@@ -44,7 +45,6 @@ from .theory import (
     point,
     widened,
 )
-from .training import Regulariser, TrainingClient, learning_rate, rad_representations, self_supervised, train
 
 MINIBATCHES = 8  # of the measured loss
 RAD_IMAGES = 256  # whose representations give L2 and R

@@ -13,8 +13,8 @@ from helpers.pieces import SETTINGS, Net, net
 from hetero_ssfl import Client, Run, RunFolder, federate, load_config, mutual_cka, start
 from hetero_ssfl.data import Images
 from hetero_ssfl.errors import ConfigError, RunError
-from hetero_ssfl.evaluation import extract_features
 from hetero_ssfl.federation.engines.workers import InlineGrid
+from hetero_ssfl.learning.features import extract_features
 from hetero_ssfl.runs import client_name
 from hetero_ssfl.saved_files import load_tensors
 

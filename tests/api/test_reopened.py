@@ -11,7 +11,7 @@ from helpers.photographs import write_photographs
 from helpers.pieces import AnyNet
 from hetero_ssfl import Client, Run, RunFolder, federate
 from hetero_ssfl.errors import ConfigError, DataError, RunError
-from hetero_ssfl.evaluation import extract_features
+from hetero_ssfl.learning.features import extract_features
 from hetero_ssfl.saved_files import load_tensors
 
 QUICK: dict[str, Any] = {

@@ -21,7 +21,7 @@ from hetero_ssfl.deploy.writing import initialise
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.federation.sites.limits import LimitsConfig
 from hetero_ssfl.federation.sites.node_settings import read_node
-from hetero_ssfl.models.encoders import build_encoder
+from hetero_ssfl.learning.encoders import build_encoder
 
 SECRETS = {
     "ca/ca.key",

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hetero_ssfl.config import Config, ModelConfig, load_config
-from hetero_ssfl.models import build_learner
+from hetero_ssfl.learning.learner import build_learner
+from hetero_ssfl.learning.training import TrainingClient, train
 from hetero_ssfl.seeding import rng_for
-from hetero_ssfl.training import TrainingClient, train
 
 MODEL = ModelConfig(encoder="resnet8(width=8)")
 

@@ -13,7 +13,7 @@ from helpers.instructions import RAD, Owner, tiny
 from hetero_ssfl.config import Config
 from hetero_ssfl.errors import HeteroSSFLError
 from hetero_ssfl.federation.client import app as client
-from hetero_ssfl.models import Learner
+from hetero_ssfl.learning.learner import Learner
 
 LIMITS = "cpu_seconds = 2.0\nmemory_mb = 200\ndisk_mb = 20\nweights_may_leave = true\n"
 REFUSALS = ("ProtocolError: ", "ConfigError: ", "DataError: ")

@@ -26,7 +26,9 @@ from hetero_ssfl.federation.sites.limits import (
 )
 from hetero_ssfl.federation.sites.node import open_node
 from hetero_ssfl.federation.sites.node_settings import read_node
-from hetero_ssfl.models import Work, build_encoder, build_learner, count_parameters, work_of
+from hetero_ssfl.learning.encoders import build_encoder
+from hetero_ssfl.learning.learner import build_learner, count_parameters
+from hetero_ssfl.learning.work import Work, work_of
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from hetero_ssfl.federation.sites import NodeSite
 from hetero_ssfl.federation.sites.node import check_instruction, open_node
 from hetero_ssfl.federation.sites.node_rad import check_rad, find_rad, save_rad
 from hetero_ssfl.federation.sites.node_settings import read_node
-from hetero_ssfl.models import Learner
+from hetero_ssfl.learning.learner import Learner
 from hetero_ssfl.report.status import read_status
 from hetero_ssfl.report.tables import Result, results_table
 from hetero_ssfl.saved_files import load_tensors

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from helpers.pretend import DEVICE, Accelerator
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.data import Images
-from hetero_ssfl.evaluation import extract_features, finetune
 from hetero_ssfl.federation.client.memory import move_images
+from hetero_ssfl.learning.features import extract_features
+from hetero_ssfl.learning.finetune import finetune
+from hetero_ssfl.learning.learner import build_learner
+from hetero_ssfl.learning.training import STEPS_BETWEEN_READS, TrainingClient
 from hetero_ssfl.methods import Broadcast, ServerState, Update, method_for
-from hetero_ssfl.models import build_learner
 from hetero_ssfl.seeding import rng_for
-from hetero_ssfl.training import STEPS_BETWEEN_READS, TrainingClient
 
 
 class Little(nn.Sequential):

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from hetero_ssfl.config import load_config
+from hetero_ssfl.learning.learner import Learner, build_learner
+from hetero_ssfl.learning.training import TrainingClient
 from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState
-from hetero_ssfl.models import Learner, build_learner
-from hetero_ssfl.training import TrainingClient
 
 AVERAGING = importlib.import_module("hetero_ssfl.methods.averaging")
 PAPERS_WORDS = ("averaging.divergence=global", "averaging.norm=euclidean")

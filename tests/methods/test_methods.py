@@ -17,12 +17,12 @@ from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.kernels.distance import alignment_distance
 from hetero_ssfl.kernels.factor import kernel_factor
 from hetero_ssfl.kernels.mean import client_factor, sketch, sketching_matrix
+from hetero_ssfl.learning.learner import build_learner
+from hetero_ssfl.learning.training import TrainingClient, learning_rate, rad_representations, train
 from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState, Update, method_for
 from hetero_ssfl.methods.averaging import average
 from hetero_ssfl.methods.hetero import Alignment, HeteroSSFL, mu_at
-from hetero_ssfl.models import build_learner
 from hetero_ssfl.seeding import rng_for
-from hetero_ssfl.training import TrainingClient, learning_rate, rad_representations, train
 
 SMALL = [
     "clients.count=2",

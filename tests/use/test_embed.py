@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from hetero_ssfl.data import load_images
-from hetero_ssfl.evaluation import extract_features
+from hetero_ssfl.learning.features import extract_features
 from hetero_ssfl.runs import RunFolder
 from hetero_ssfl.saved_files import load_tensors, save_tensors, write_json
 from hetero_ssfl.use.models import ModelFolder, find_models

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hetero_ssfl.evaluation import extract_features
+from hetero_ssfl.learning.features import extract_features
 from hetero_ssfl.saved_files import load_tensors
 from hetero_ssfl.use.models import find_models
 

@@ -38,9 +38,9 @@ from ..federation import continue_with, default_folder, open_run
 from ..federation.records import NAME
 from ..federation.sites.python import PythonSite
 from ..federation.sites.reading import GivenData, enough, read_clients, sources_of
+from ..learning.encoders import check_name
+from ..learning.losses import LocalLoss
 from ..methods import Method
-from ..models import check_name
-from ..objectives import LocalLoss
 from ..plugins import GIVEN, Given
 from ..runs import RunFolder, client_name
 from .notes import notes_after, notes_before, print_notes

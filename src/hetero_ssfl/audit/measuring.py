@@ -28,7 +28,6 @@ from torch import Tensor
 from ..config import Config
 from ..data import Images, random_view, to_input
 from ..errors import RunError
-from ..evaluation import Labeled, extract_features, few_labels, probe
 from ..federation import end_with_parent
 from ..federation.running import participants, torch_threads
 from ..federation.sites import SimulatedSite
@@ -36,14 +35,16 @@ from ..federation.sites.participant import Participant
 from ..kernels.cka import factor_cka
 from ..kernels.factor import kernel_factor
 from ..kernels.mean import combine_sketches
+from ..learning.features import extract_features
+from ..learning.learner import Learner, build_learner
+from ..learning.probes import Labeled, few_labels, probe
+from ..learning.training import TrainingClient, rad_representations, train
 from ..measured_theory import kernel_method, saved_state
 from ..methods import HeteroSSFL, ServerState
 from ..methods.hetero import Alignment
 from ..methods.kernels import Kernels, trace_of
-from ..models import Learner, build_learner
 from ..runs import RunFolder
 from ..seeding import rng_for
-from ..training import TrainingClient, rad_representations, train
 from .class_mix import class_features, class_scores, guessed, held_classes, hit_rate, hit_rate_of_chance
 from .membership import agreement, area_under_curve, standardised, true_positive_rate, true_positive_rate_of_chance
 from .stealing import steal

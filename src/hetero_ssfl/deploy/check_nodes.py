@@ -19,7 +19,7 @@ from ..federation.sites.limits import check_text
 from ..federation.sites.node import open_node
 from ..federation.sites.node_rad import blank_rad
 from ..federation.sites.node_settings import NodeSettings
-from ..models import work_of
+from ..learning.work import work_of
 from ..plugins import TRUST_VARIABLE, is_trusted
 from .findings import UNCHECKED, Part
 

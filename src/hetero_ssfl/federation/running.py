@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from ..config import Config, differences, flat
 from ..data import fit_rad, fit_to_data, is_here
 from ..errors import ConfigError, DataError, HeteroSSFLError, RunError
-from ..evaluation import extract_features
 from ..events import Listener, Progressed
 from ..kernels.cka import mutual_cka
+from ..learning.features import extract_features
 from ..methods import method_for
 from ..plugins import check_place, check_trusted, is_known_place, is_missing, missing_object, remember, remember_places
 from ..runs import FAULTS, RunFolder, resume_command

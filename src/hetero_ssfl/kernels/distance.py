@@ -5,14 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import AlignmentConfig
-from .cka import (
-    at_least_float32,
-    centre,
-    cka,
-    cka_debiased,
-    factor_cka,
-    gram,
-)
+from .cka import at_least_float32, centre, cka, cka_debiased, factor_cka, gram
 
 # --- the alignment term of a client's loss ---------------------------------------------------------
 

@@ -16,8 +16,8 @@ from torch import Generator, Tensor
 
 from ..data import random_view
 from ..errors import ProtocolError
-from ..models import Learner
-from ..training import TrainingClient, train
+from ..learning.learner import Learner
+from ..learning.training import TrainingClient, train
 from .base import Broadcast, ClientId, Method, ServerState, Update, check_like
 
 ENCODER = ("encoder.", "projector.")

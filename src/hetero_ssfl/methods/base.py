@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import ProtocolError
-from ..models import Learner
+from ..learning.learner import Learner
+from ..learning.training import TrainingClient
 from ..secure import Layout, Vector
-from ..training import TrainingClient
 
 ClientId = str
 

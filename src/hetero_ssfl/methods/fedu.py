@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..training import TrainingClient
+from ..learning.training import TrainingClient
 from .averaging import FedBYOL, divergence, global_weights, load_shared, measured_training, shared_weights
 from .base import Broadcast, ClientId, ServerState, Update
 

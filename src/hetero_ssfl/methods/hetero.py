@@ -26,10 +26,10 @@ from ..errors import ProtocolError
 from ..kernels.distance import alignment_distance
 from ..kernels.factor import effective_rank, kernel_factor
 from ..kernels.mean import Sums
-from ..models import Learner
+from ..learning.learner import Learner
+from ..learning.training import TrainingClient, rad_representations, train
 from ..noise import epsilon_of
 from ..secure import Layout, Vector
-from ..training import TrainingClient, rad_representations, train
 from .base import Broadcast, ClientId, Method, ServerState, Update
 from .kernels import Kernels, KernelState, check_rows
 from .summands import Summands

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..models import Learner
-from ..training import TrainingClient, train
+from ..learning.learner import Learner
+from ..learning.training import TrainingClient, train
 from .base import Broadcast, ClientId, Method, ServerState, Update
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ..config import AlignmentConfig
 from ..data import is_pixels, to_unit_range
-from ..evaluation.nearest import nearest
 from ..kernels.cka import mutual_cka
 from ..kernels.factor import kernel_factor, spectrum
+from ..learning.features import nearest
 from ..runs import RunFolder
 
 MOST_IMAGES = 512  # more would take minutes with large models and not show more

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..events import ClientTrained, is_number
-from ..models import parse_spec
+from ..learning.encoders import parse_spec
 from ..plugins import GIVEN, find, is_trusted
 from ..terminal import printable
 from .models import ModelFolder

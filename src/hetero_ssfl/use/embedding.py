@@ -16,7 +16,7 @@ from ..config import DataConfig
 from ..data import Data, float_images_remedy, is_pixels, read_given
 from ..data.streams import Placed, each_image
 from ..errors import ConfigError, DataError
-from ..evaluation import extract_features
+from ..learning.features import extract_features
 from ..saved_files import write_atomically
 from ..terminal import Console
 from .models import ModelFolder

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from ..config import Config
 from ..data import Data, Images, agree_on_classes, is_pixels, read_with_test, without_trained
 from ..errors import DataError
-from ..evaluation import Labeled, extract_features, few_labels, probe
 from ..federation import encoders_of
 from ..federation.sites import open_site
+from ..learning.features import extract_features
+from ..learning.probes import Labeled, few_labels, probe
 from ..runs import RunFolder
 from .embedding import check_alike
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, RunError
-from ..models import build_encoder
+from ..learning.encoders import build_encoder
 from ..plugins import GIVEN, check_trusted
 from ..runs import RunFolder, client_name
 from ..saved_files import load_tensors

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ..data.streams import Placed
 from ..errors import ConfigError
-from ..evaluation import extract_features
-from ..evaluation.nearest import nearest
+from ..learning.features import extract_features, nearest
 from ..report.rad_features import rad_of, thumbnail
 from ..saved_files import write_atomically
 from ..seeding import rng_for

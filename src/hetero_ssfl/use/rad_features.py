@@ -1,8 +1,8 @@
 """Load a run's encoders and compute their features of the RAD for a report."""
 
-from ..evaluation import extract_features
 from ..federation import encoders_of, warn_of_changed_data
 from ..federation.sites import open_site
+from ..learning.features import extract_features
 from ..report.rad_features import MOST_CLIENTS, RadFeatures, left_out, rad_of, shown_rows
 from ..report.reported_run import without_folders
 from ..runs import RunFolder

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ...config import Config, parse_config
 from ...errors import ConfigError, DivergedError, LostStateError, ProtocolError
+from ...learning.learner import Learner
 from ...methods import Broadcast, method_class, method_for
 from ...methods.base import check_finite
-from ...models import Learner
 from ...plugins import remember
 from ...runs import RunFolder
 from ..logs import log_to_stderr

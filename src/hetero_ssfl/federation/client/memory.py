@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ...models import Learner
-from ...training import TrainingClient
+from ...learning.learner import Learner
+from ...learning.training import TrainingClient
 from ..sites.participant import Participant
 
 

@@ -2,19 +2,12 @@
 
 from ... import __version__
 from ...data import MEAN, STD, digest, is_pixels
-from ...evaluation import (
-    Labeled,
-    accuracy,
-    balanced_accuracy,
-    extract_features,
-    few_labels,
-    finetune,
-    probe,
-    share_of_labels,
-)
-from ...models import Learner, count_parameters
+from ...learning.features import extract_features
+from ...learning.finetune import finetune, share_of_labels
+from ...learning.learner import Learner, count_parameters
+from ...learning.probes import Labeled, accuracy, balanced_accuracy, few_labels, probe
+from ...learning.training import TrainingClient
 from ...saved_files import save_tensors, write_json
-from ...training import TrainingClient
 from ..sites.participant import Participant
 from .budget import Budget
 

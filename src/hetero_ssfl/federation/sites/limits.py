@@ -14,8 +14,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from ...config import Config, Section, flat
 from ...data import Counts
 from ...errors import ProtocolError
+from ...learning.work import Work
 from ...methods import HeteroSSFL, method_class
-from ...models import Work
 
 # Measured on one core (docs/deployment.md): estimates were within a factor of 2 of the time of real training.
 MULTIPLY_ADDS, BYTES = 5e10, 4e9  # per second

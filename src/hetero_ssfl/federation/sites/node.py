@@ -18,8 +18,9 @@ from ... import __version__
 from ...config import Config, EngineConfig
 from ...data import Images, count_images, load_images, load_rad_alone, remembered, split_training_images
 from ...errors import ConfigError, ProtocolError, RunError
+from ...learning.encoders import BUILTIN, parse_spec
+from ...learning.work import Work, work_of
 from ...methods import METHODS, method_class
-from ...models import BUILTIN, Work, parse_spec, work_of
 from ...runs import RunFolder, SiteKind, StateFolder
 from ..records import FEDERATION, Header, check_size, fields_of
 from .identity import Identity, open_identity

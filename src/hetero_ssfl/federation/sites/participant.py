@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from ...config import Config, ModelConfig, SslConfig
 from ...data import Images, to_input
 from ...errors import ProtocolError
+from ...learning.encoders import BUILTIN, parse_spec
+from ...learning.learner import Learner, build_learner, count_parameters, seeded_encoder
 from ...methods import method_class
-from ...models import BUILTIN, Learner, build_learner, count_parameters, parse_spec, seeded_encoder
 from ...plugins import GIVEN
 from ...runs import StateFolder
 from .identity import Identity

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from ...config import Config
 from ...data import Images, are_dark, digest, float_images_remedy, is_pixels, joined, largest_value
 from ...errors import ConfigError, DataError, RunError
+from ...learning.encoders import output_width
+from ...learning.learner import build_learner
 from ...methods import method_class
-from ...models import build_learner, output_width
 from ...plugins import GIVEN, find, is_at_hand, is_missing
 from ...runs import RunFolder, SiteKind, resume_command
 from ...saved_files import load_tensors

@@ -12,8 +12,8 @@ from ...config import Config
 from ...data import Images, load_images, load_rad, split_training_images, take_snapshot, what_changed
 from ...data.sources import locate
 from ...errors import ConfigError, DataError
+from ...learning.learner import build_learner
 from ...methods import method_class
-from ...models import build_learner
 from ...runs import SOURCES, RunFolder, SiteKind, client_name
 from ...saved_files import load_tensors
 from ..records import Header

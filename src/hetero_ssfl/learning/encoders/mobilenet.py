@@ -1,6 +1,5 @@
-"""Two small architectures that are not ResNets, so that clients can differ in more than depth."""
+"""A small MobileNetV2."""
 
-import torch
 from torch import Tensor, nn
 
 from .resnet import conv_bn
@@ -41,26 +40,3 @@ class MobileNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         features: Tensor = self.layers(x)
         return features.mean((2, 3))
-
-
-class ViT(nn.Module):
-    """A small vision transformer: patches, learned positions, pre-norm blocks, mean over patches."""
-
-    def __init__(
-        self, in_channels: int, side: int, width: int = 96, depth: int = 4, heads: int = 3, patch: int = 4
-    ) -> None:
-        super().__init__()
-        if side % patch:
-            raise ValueError(f"patch = {patch} does not divide the image side {side}")
-        self.patches = nn.Conv2d(in_channels, width, patch, patch)
-        self.positions = nn.Parameter(torch.randn(1, (side // patch) ** 2, width) * 0.02)
-        block = nn.TransformerEncoderLayer(
-            width, heads, width * 2, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-        )
-        self.blocks = nn.TransformerEncoder(block, depth, enable_nested_tensor=False)
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.positions
-        out: Tensor = self.norm(self.blocks(tokens)).mean(1)
-        return out

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .config import OptimConfig
-from .errors import ConfigError
-from .plugins import find
+from ..config import OptimConfig
+from ..errors import ConfigError
+from ..plugins import find
 
 TRUST = 1e-3  # LARS: the norm of a step relative to the norm of the weights
 

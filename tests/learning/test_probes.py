@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hetero_ssfl.config import EvaluationConfig
-from hetero_ssfl.evaluation import Labeled, extract_features, few_labels, knn_probe, linear_probe, probe
-from hetero_ssfl.evaluation.probes import _fit, _fit_linear
 from hetero_ssfl.kernels.cka import mutual_cka
+from hetero_ssfl.learning.features import extract_features
+from hetero_ssfl.learning.probes import Labeled, _fit, _fit_linear, few_labels, knn_probe, linear_probe, probe
 from hetero_ssfl.seeding import global_seed, rng_for
 
 CONFIG = EvaluationConfig(batch=32)  # enough steps for these small sets

@@ -3,7 +3,7 @@ from torch import nn
 
 from hetero_ssfl.config import EvaluationConfig
 from hetero_ssfl.data import Images
-from hetero_ssfl.evaluation import finetune, share_of_labels
+from hetero_ssfl.learning.finetune import finetune, share_of_labels
 
 
 def stripes(n: int, seed: int) -> Images:

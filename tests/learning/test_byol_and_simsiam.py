@@ -3,8 +3,10 @@ import torch
 import torch.nn.functional as F
 
 from hetero_ssfl.config import ModelConfig, SslConfig
-from hetero_ssfl.models import Learner, build_learner
-from hetero_ssfl.objectives.siamese import byol, feature_spread, regression_loss, simsiam
+from hetero_ssfl.learning.learner import Learner, build_learner
+from hetero_ssfl.learning.losses.byol import byol, regression_loss
+from hetero_ssfl.learning.losses.simsiam import simsiam
+from hetero_ssfl.learning.training import feature_spread
 
 
 def learner(kind: str) -> Learner:

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
-from ..plugins import GIVEN, find, load_module, place
+from ...errors import ConfigError
+from ...plugins import GIVEN, find, load_module, place
+from .mobilenet import MobileNet
 from .onednn import guard_convolutions
 from .resnet import STAGES, ResNet
-from .small import MobileNet, ViT
+from .vit import ViT
 
 BUILTIN: dict[str, Callable[..., nn.Module]] = {
     **{f"resnet{depth}": partial(ResNet, depth) for depth in STAGES},

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from hetero_ssfl.doctor import CHECKED_MEMORY, try_convolutions
-from hetero_ssfl.models import build_encoder
-from hetero_ssfl.models.onednn import guard_convolutions, is_faulty
+from hetero_ssfl.learning.encoders import build_encoder
+from hetero_ssfl.learning.encoders.onednn import guard_convolutions, is_faulty
 
 checked_memory = pytest.mark.skipif(
     platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc", reason="needs an x86 processor and glibc"
@@ -22,7 +22,7 @@ EVERY_ENCODER = """
 import torch
 from hetero_ssfl.config import ModelConfig, SslConfig
 from hetero_ssfl.models import BUILTIN, build_learner
-from hetero_ssfl.objectives import byol
+from hetero_ssfl.learning.losses import byol
 ssl = SslConfig(projector=(16, 8), predictor=16)
 for name in BUILTIN:
     for width in (3, 4, 5, 6, 12, 20):

@@ -1,6 +1,6 @@
 import torch
 
-from hetero_ssfl.evaluation.nearest import nearest
+from hetero_ssfl.learning.features import nearest
 
 
 def test_neighbours_are_ordered_by_angle_and_exclude_the_query() -> None:

@@ -1,4 +1,4 @@
-"""The local training loop. Every method uses `train`."""
+"""The one local training loop, which every method uses."""
 
 import math
 from collections.abc import Callable
@@ -6,17 +6,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from .config import Config
-from .data import random_view, take, to_input
-from .errors import DivergedError
-from .kernels.factor import effective_rank
-from .models import Learner
-from .objectives import local_loss
-from .objectives.siamese import feature_spread
+from ..config import Config
+from ..data import random_view, take, to_input
+from ..errors import DivergedError
+from ..kernels.factor import effective_rank
+from ..seeding import global_seed, rng_for
+from .learner import Learner
+from .losses import local_loss
 from .optimisers import build_optimiser
-from .seeding import global_seed, rng_for
 
 Regulariser = Callable[[Learner, Generator, int], Tensor]
 """Returns another term of the loss, already weighted, from the networks, a generator and the step within the epoch."""
@@ -114,6 +114,12 @@ def train(
     client.round = round_number
     rank = effective_rank(projection.detach().cpu())
     return {"loss_ssl": ssl, "loss_alignment": term_mean, "spread": spread, "batch_rank": rank}
+
+
+def feature_spread(z: Tensor) -> Tensor:
+    """Return the standard deviation of l2-normalised features, scaled so that 1 is isotropic and 0 is collapsed."""
+    unit = F.normalize(z.detach().float(), dim=1)
+    return unit.std(0).mean() * z.shape[1] ** 0.5
 
 
 @torch.no_grad()

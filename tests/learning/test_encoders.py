@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.models import BUILTIN, build_encoder, count_parameters, parse_spec
+from hetero_ssfl.learning.encoders import BUILTIN, build_encoder, parse_spec
+from hetero_ssfl.learning.learner import count_parameters
 from hetero_ssfl.seeding import global_seed, rng_for
 
 SMALL = {

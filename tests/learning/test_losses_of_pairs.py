@@ -9,9 +9,11 @@ from torch import Tensor
 
 from hetero_ssfl.config import ModelConfig, SslConfig
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.models import Learner, build_learner
-from hetero_ssfl.objectives import LOCAL_LOSSES, local_loss
-from hetero_ssfl.objectives.embeddings import barlow_twins, simclr, vicreg
+from hetero_ssfl.learning.learner import Learner, build_learner
+from hetero_ssfl.learning.losses import LOCAL_LOSSES, local_loss
+from hetero_ssfl.learning.losses.barlow_twins import barlow_twins
+from hetero_ssfl.learning.losses.simclr import simclr
+from hetero_ssfl.learning.losses.vicreg import vicreg
 from hetero_ssfl.seeding import rng_for
 
 SSL = SslConfig()

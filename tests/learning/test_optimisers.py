@@ -9,7 +9,7 @@ from torch import nn
 
 from hetero_ssfl.config import OptimConfig
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.optimisers import LARS, TRUST, build_optimiser
+from hetero_ssfl.learning.optimisers import LARS, TRUST, build_optimiser
 
 
 def parameters() -> list[nn.Parameter]:
@@ -77,7 +77,7 @@ def test_sgd_skips_parameters_without_gradient() -> None:
 def test_training_does_not_import_torchs_compiler() -> None:
     """Importing it would take a second in every training process."""
     program = (
-        "import sys, torch; from hetero_ssfl.config import OptimConfig; from hetero_ssfl.optimisers import *\n"
+        "import sys, torch; from hetero_ssfl.config import OptimConfig; from hetero_ssfl.learning.optimisers import *\n"
         "p = torch.nn.Parameter(torch.ones(2)); o = build_optimiser([p], OptimConfig()); p.sum().backward(); o.step()\n"
         "assert float(p.detach()[0]) < 1; assert 'torch._dynamo' not in sys.modules"
     )
