@@ -30,8 +30,8 @@ from hetero_ssfl.federation.sites.node_settings import read_node
 from hetero_ssfl.federation.sum_records import new_session, roster_of, with_roster
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import Broadcast, ServerState, Update, method_for
-from hetero_ssfl.secure import FEWEST, advertise, fingerprint
-from hetero_ssfl.secure.keys import PublicKeys
+from hetero_ssfl.privacy.sums import FEWEST, advertise, fingerprint
+from hetero_ssfl.privacy.sums.keys import PublicKeys
 
 SECURE = ("privacy.secure=true", "alignment.form=sketch", "evaluation.probes=['knn']")
 SMALL = "resnet8(width=4)"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero_ssfl.secure import (
+from hetero_ssfl.privacy.sums import (
     ClientState,
     Layout,
     MaskedSum,

@@ -21,7 +21,8 @@ checked_memory = pytest.mark.skipif(
 EVERY_ENCODER = """
 import torch
 from hetero_ssfl.config import ModelConfig, SslConfig
-from hetero_ssfl.models import BUILTIN, build_learner
+from hetero_ssfl.learning.encoders import BUILTIN
+from hetero_ssfl.learning.learner import build_learner
 from hetero_ssfl.learning.losses import byol
 ssl = SslConfig(projector=(16, 8), predictor=16)
 for name in BUILTIN:

@@ -19,7 +19,7 @@ from ..config import Config
 from ..errors import ProtocolError
 from ..learning.learner import Learner
 from ..learning.training import TrainingClient
-from ..secure import Layout, Vector
+from ..privacy.sums import Layout, Vector
 
 ClientId = str
 

@@ -28,11 +28,11 @@ from ..kernels.factor import effective_rank, kernel_factor
 from ..kernels.mean import Sums
 from ..learning.learner import Learner
 from ..learning.training import TrainingClient, rad_representations, train
-from ..noise import epsilon_of
-from ..secure import Layout, Vector
+from ..privacy.accountant import epsilon_of
+from ..privacy.sums import Layout, Vector
 from .base import Broadcast, ClientId, Method, ServerState, Update
 from .kernels import Kernels, KernelState, check_rows
-from .summands import Summands
+from .private import Summands
 
 POOR_RANK = 3.0  # effective rank of the mean kernel
 

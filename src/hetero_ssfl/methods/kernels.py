@@ -19,7 +19,7 @@ from ..kernels.cka import mutual_cka
 from ..kernels.factor import spectrum
 from ..kernels.mean import SINGLE, SPARE, Sums, combine, sketch, sketching_matrix, truncate
 from .base import ClientId, ServerState
-from .summands import noise_of
+from .private import noise_of
 
 REQUIRED = {"factor": {"factor"}, "sketch": {"sketch", "trace"}}  # a truncated factor comes with its trace, too
 TOLERANCE = 0.05  # for a norm that is 1 except for rounding on the wire

@@ -16,8 +16,19 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from ...errors import ProtocolError
 from ...methods import Method, Update
+from ...privacy.sums import (
+    ClientState,
+    Rules,
+    Session,
+    Vector,
+    advertise,
+    check_senders,
+    fingerprint,
+    mask,
+    reveal,
+    share,
+)
 from ...saved_files import write_json
-from ...secure import ClientState, Rules, Session, Vector, advertise, check_senders, fingerprint, mask, reveal, share
 from ..records import texts_of
 from ..sites.participant import Participant
 from ..sum_records import named_of, roster_of, with_named, with_roster

@@ -15,9 +15,9 @@ from ...config import Config
 from ...errors import FaultError, LostStateError, ProtocolError, RunError
 from ...events import Answered, Joined, Left, Listener, Warned
 from ...methods import ClientId, ServerState
+from ...privacy.sums import FEWEST
 from ...runs import FAULTS, RunFolder, resume_command
 from ...saved_files import append_line
-from ...secure import FEWEST
 from ..records import (
     DIVERGED,
     LOST_STATE,

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from ...errors import ConfigError
-from ...secure import Sign, Verify
+from ...privacy.sums import Sign, Verify
 
 ALGORITHM = ec.ECDSA(hashes.SHA384())
 

@@ -1,4 +1,4 @@
-"""What losses of two projections z_1, z_2 (n x d) of the same images share; they need no predictor or target network."""
+"""What losses of two projections z_1, z_2 (n x d) of the same images share. They need no predictor and no target."""
 
 from collections.abc import Callable, Sequence
 from itertools import combinations

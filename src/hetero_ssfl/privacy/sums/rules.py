@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from ..errors import ProtocolError
+from ...errors import ProtocolError
 
 FEWEST = 3  # with two, each can compute the other's vector from the sum
 

@@ -9,7 +9,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from helpers.sums import SESSION, Play, vectors
 from hetero_ssfl.errors import ProtocolError
-from hetero_ssfl.secure import MaskedSum, PublicKeys, Rules, SumFailedError, advertise, fingerprint, mask, reveal, share
+from hetero_ssfl.privacy.sums import (
+    MaskedSum,
+    PublicKeys,
+    Rules,
+    SumFailedError,
+    advertise,
+    fingerprint,
+    mask,
+    reveal,
+    share,
+)
 
 ME = "client-001"
 SMALL_ORDER = [  # u-coordinates of points of order 1, 2, 4 and 8 on Curve25519 and its twist

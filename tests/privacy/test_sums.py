@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.sums import LAYOUT, Play, plain_sum, seeded, vectors
-from hetero_ssfl.secure import ClientState, Layout, Rules, SumFailedError, Vector, decode, encode, fraction_bits
-from hetero_ssfl.secure.graph import _tail, degree, neighbours
-from hetero_ssfl.secure.masks import mask_of
-from hetero_ssfl.secure.shamir import PRIME, SHARE, combine, split
+from hetero_ssfl.privacy.sums import ClientState, Layout, Rules, SumFailedError, Vector, decode, encode, fraction_bits
+from hetero_ssfl.privacy.sums.graph import _tail, degree, neighbours
+from hetero_ssfl.privacy.sums.masks import mask_of
+from hetero_ssfl.privacy.sums.shamir import PRIME, SHARE, combine, split
 
 
 def assert_equal(found: Vector, expected: Vector) -> None:

@@ -5,7 +5,7 @@ Masked vectors are added to a running sum as they arrive. No summand is kept.
 
 from collections.abc import Callable, Mapping
 
-from ..errors import ProtocolError
+from ...errors import ProtocolError
 from .client import holders_of
 from .graph import neighbours
 from .keys import KEY, PublicKeys, agree, commitment, digest_of, mask_seed, public_key

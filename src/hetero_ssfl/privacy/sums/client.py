@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from ..errors import ProtocolError
+from ...errors import ProtocolError
 from .graph import neighbours
 from .keys import (
     KEY,

@@ -15,9 +15,10 @@ from hetero_ssfl.errors import ConfigError, ProtocolError
 from hetero_ssfl.kernels.mean import sketch
 from hetero_ssfl.methods import ServerState, Update, method_for
 from hetero_ssfl.methods.hetero import HeteroSSFL
-from hetero_ssfl.methods.summands import FIGURES
-from hetero_ssfl.noise import delta_of, epsilon_of, gaussian, noise_multiplier
-from hetero_ssfl.secure import Rules
+from hetero_ssfl.methods.private import FIGURES
+from hetero_ssfl.privacy.accountant import delta_of, epsilon_of, noise_multiplier
+from hetero_ssfl.privacy.noise import gaussian
+from hetero_ssfl.privacy.sums import Rules
 
 NOISY = ("privacy.secure=true", "alignment.form=sketch", "privacy.epsilon=8", "rad.size=20", "rounds=4")
 

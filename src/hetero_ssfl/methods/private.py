@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import ProtocolError
-from ..noise import TAIL, Noise, gaussian, noise_multiplier
-from ..secure import Layout, Rules, Vector, decode, encode
+from ..privacy.accountant import noise_multiplier
+from ..privacy.noise import TAIL, Noise, gaussian
+from ..privacy.sums import Layout, Rules, Vector, decode, encode
 from .base import Update
 
 FIGURES = ("loss_ssl", "loss_alignment", "spread", "batch_rank", "effective_rank", "clipped")
