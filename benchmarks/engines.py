@@ -24,12 +24,12 @@ import torch
 from measuring import Row, alternate, publish, seconds
 
 from hetero_ssfl.config import Config, validate
-from hetero_ssfl.events import Event, RoundBegun
 from hetero_ssfl.federation import participants, start
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.sites import open_site
 from hetero_ssfl.methods import Broadcast, method_for
-from hetero_ssfl.runs import RunFolder, client_name
+from hetero_ssfl.runs.events import Event, RoundBegun
+from hetero_ssfl.runs.folder import RunFolder, client_name
 
 SELECTED = 10
 WARM_UP = 2  # rounds

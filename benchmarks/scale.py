@@ -27,11 +27,11 @@ from measuring import Row, publish
 from PIL import Image
 
 from hetero_ssfl.config import Config, validate
-from hetero_ssfl.events import Event, RoundBegun
 from hetero_ssfl.federation import start
 from hetero_ssfl.federation.server import loop
 from hetero_ssfl.federation.server.roster import Roster
 from hetero_ssfl.methods.hetero import HeteroSSFL
+from hetero_ssfl.runs.events import Event, RoundBegun
 
 SELECTED = 10
 RAD = 64

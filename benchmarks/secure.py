@@ -25,7 +25,6 @@ from torch import Tensor
 
 from hetero_ssfl.config import Config, validate
 from hetero_ssfl.data import Images
-from hetero_ssfl.events import ClientTrained
 from hetero_ssfl.federation.client.sums import Summing
 from hetero_ssfl.federation.engines.workers import RUN_ID, SERVER_NODE, LocalGrid, set_identity
 from hetero_ssfl.federation.records import Scalar, fields_of, header_of, pack_reply, pack_update
@@ -36,7 +35,9 @@ from hetero_ssfl.federation.sum_records import pack_vector, session_of
 from hetero_ssfl.kernels.mean import sketch
 from hetero_ssfl.methods import ServerState, Update
 from hetero_ssfl.methods.hetero import HeteroSSFL
-from hetero_ssfl.runs import RunFolder, StateFolder
+from hetero_ssfl.runs.events import ClientTrained
+from hetero_ssfl.runs.folder import RunFolder
+from hetero_ssfl.runs.states import StateFolder
 from hetero_ssfl.seeding import rng_for
 
 ROWS, WIDTH, COLUMNS = 1000, 64, 128

@@ -30,7 +30,7 @@ from hetero_ssfl.federation.server.saving import save_state
 from hetero_ssfl.kernels.mean import sketch
 from hetero_ssfl.methods import ServerState, Update
 from hetero_ssfl.methods.hetero import HeteroSSFL
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.seeding import rng_for
 
 WIDTH, SELECTED = 64, 10

@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from hetero_ssfl.config import load_config
-from hetero_ssfl.events import Evaluated, RoundDone
 from hetero_ssfl.federation import start
 from hetero_ssfl.progress import RunView
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.events import Evaluated, RoundDone
+from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.terminal import Console
 
 PAPER = ["layer=predictor", "row_normalize=false", "power=1.0", "augment_rad=false"]

@@ -25,7 +25,7 @@ from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.kernels.factor import kernel_factor
 from hetero_ssfl.learning.features import extract_features
 from hetero_ssfl.learning.probes import Labeled, probe
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.folder import RunFolder
 
 WIDTH = 96
 

@@ -36,8 +36,8 @@ from hetero_ssfl.learning.training import TrainingClient, rad_representations
 from hetero_ssfl.methods import ServerState
 from hetero_ssfl.methods.hetero import HeteroSSFL
 from hetero_ssfl.report import plots
-from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.saved_files import write_json
+from hetero_ssfl.runs.files import write_json
+from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.seeding import rng_for
 
 COUNTS = (5, 20, 100, 300, 1000, 3000, 10_000, 100_000)

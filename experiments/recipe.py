@@ -25,11 +25,11 @@ from statistics import mean, stdev
 from typing import Any
 
 from hetero_ssfl.config import Config, load_config
-from hetero_ssfl.environment import environment
-from hetero_ssfl.events import Evaluated, Evaluating, Event, RoundBegun, RoundDone
 from hetero_ssfl.federation import start
 from hetero_ssfl.progress import RunView
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.environment import environment
+from hetero_ssfl.runs.events import Evaluated, Evaluating, Event, RoundBegun, RoundDone
+from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.terminal import Console
 
 RESULTS = Path(__file__).parents[1] / "results" / "recipe"

@@ -20,7 +20,7 @@ from torch import Tensor
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.kernels.factor import effective_rank
 from hetero_ssfl.kernels.mean import SPARE, Consensus, Sums, sketch, sketching_matrix, truncate
-from hetero_ssfl.saved_files import load_tensors
+from hetero_ssfl.runs.files import load_tensors
 from hetero_ssfl.seeding import rng_for
 
 RANKS = (16, 32, 64, 96, 128, 160, 192, 256, 384, 500)

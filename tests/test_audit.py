@@ -37,7 +37,7 @@ from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.kernels.factor import kernel_factor
 from hetero_ssfl.learning.learner import Learner
 from hetero_ssfl.methods.kernels import Kernels
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.seeding import rng_for
 
 Call = Callable[..., tuple[int, str, str]]

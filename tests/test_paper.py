@@ -17,7 +17,6 @@ from helpers.commands import PROGRAM
 from hetero_ssfl.cli import main
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.events import ClientTrained
 from hetero_ssfl.methods import method_for
 from hetero_ssfl.paper import kept as paper_results
 from hetero_ssfl.paper.cells import (
@@ -35,7 +34,8 @@ from hetero_ssfl.paper.cells import (
 from hetero_ssfl.paper.printing import _accuracy, paper_table
 from hetero_ssfl.paper.running import _run_alone
 from hetero_ssfl.paper.scores import RunScore, finished_runs, score
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.events import ClientTrained
+from hetero_ssfl.runs.folder import RunFolder
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -14,9 +14,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from helpers.saved import lines
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.events import Event, RoundDone
 from hetero_ssfl.federation import resume, start
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.events import Event, RoundDone
+from hetero_ssfl.runs.folder import RunFolder
 
 SETTINGS = [
     *("data.limit=260", "data.validation=60", "rad.size=32", "alignment.rad_batch=16", "evaluation.epochs=2"),

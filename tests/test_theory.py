@@ -22,8 +22,8 @@ from hetero_ssfl.kernels.distance import alignment_distance
 from hetero_ssfl.learning.training import TrainingClient
 from hetero_ssfl.measured_theory import Probe, play, shortened
 from hetero_ssfl.methods import Broadcast, HeteroSSFL
-from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.saved_files import load_tensors
+from hetero_ssfl.runs.files import load_tensors
+from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.theory import (
     Constants,
     Point,

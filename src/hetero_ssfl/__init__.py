@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .methods import Method as Method
     from .methods import ServerState as ServerState
     from .methods import Update as Update
-    from .runs import RunFolder as RunFolder
+    from .runs.folder import RunFolder as RunFolder
 
 __version__ = "0.1.0"
 
@@ -54,7 +54,7 @@ _HOME = {
     "Config": "config",
     "AlignmentConfig": "config",
     "load_config": "config",
-    "RunFolder": "runs",
+    "RunFolder": "runs.folder",
     "start": "federation",
     "resume": "federation",
     "HeteroSSFLStrategy": "federation.strategy",

@@ -30,8 +30,8 @@ from .learning.training import Regulariser, TrainingClient, learning_rate, rad_r
 from .methods import Broadcast, HeteroSSFL, ServerState, Update, method_for
 from .methods.hetero import Alignment, mu_at
 from .plugins import check_trusted
-from .runs import RunFolder
-from .saved_files import SavedTensors
+from .runs.files import SavedTensors
+from .runs.folder import RunFolder
 from .seeding import global_seed, rng_for
 from .theory import (
     Bound,

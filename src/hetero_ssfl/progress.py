@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .events import Evaluated, Evaluating, Event, Progressed, RoundBegun, RoundDone, Started, Warned
+from .runs.events import Evaluated, Evaluating, Event, Progressed, RoundBegun, RoundDone, Started, Warned
 from .terminal import Console
 
 LONGEST_SILENCE = 30.0  # seconds without a line, where there is no terminal

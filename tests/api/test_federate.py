@@ -15,8 +15,8 @@ from hetero_ssfl.data import Images
 from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.federation.engines.workers import InlineGrid
 from hetero_ssfl.learning.features import extract_features
-from hetero_ssfl.runs import client_name
-from hetero_ssfl.saved_files import load_tensors
+from hetero_ssfl.runs.files import load_tensors
+from hetero_ssfl.runs.folder import client_name
 
 
 def final_bits(folder: RunFolder) -> dict[str, torch.Tensor]:

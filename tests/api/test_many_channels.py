@@ -11,7 +11,7 @@ from PIL import Image
 
 from hetero_ssfl import Client, Run, federate
 from hetero_ssfl.errors import ConfigError, DataError
-from hetero_ssfl.saved_files import load_tensors
+from hetero_ssfl.runs.files import load_tensors
 from hetero_ssfl.use.embedding import open_images
 from hetero_ssfl.use.models import find_model
 

@@ -11,7 +11,7 @@ from helpers.pieces import Net, net
 from hetero_ssfl import Client, Run, federate
 from hetero_ssfl.data import Images
 from hetero_ssfl.errors import ConfigError, RunError
-from hetero_ssfl.events import Event, Warned
+from hetero_ssfl.runs.events import Event, Warned
 
 
 class Failing(Net):

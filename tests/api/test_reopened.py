@@ -12,7 +12,7 @@ from helpers.pieces import AnyNet
 from hetero_ssfl import Client, Run, RunFolder, federate
 from hetero_ssfl.errors import ConfigError, DataError, RunError
 from hetero_ssfl.learning.features import extract_features
-from hetero_ssfl.saved_files import load_tensors
+from hetero_ssfl.runs.files import load_tensors
 
 QUICK: dict[str, Any] = {
     "data.side": 16,

@@ -13,7 +13,7 @@ from helpers.waiting import runs, until
 from hetero_ssfl.deploy import processes
 from hetero_ssfl.deploy.processes import Process, Watchdog
 from hetero_ssfl.deploy.watch import RunWatch
-from hetero_ssfl.events import Event, Started, Warned
+from hetero_ssfl.runs.events import Event, Started, Warned
 
 CHILDREN = "sleep 300 & echo $!; wait"  # a program with a child, whose id it prints
 

@@ -14,7 +14,7 @@ from hetero_ssfl.data import take_snapshot, what_changed
 from hetero_ssfl.errors import DataError
 from hetero_ssfl.federation.sites import SimulatedSite
 from hetero_ssfl.plugins import remember_places
-from hetero_ssfl.runs import SOURCES, RunFolder
+from hetero_ssfl.runs.folder import SOURCES, RunFolder
 
 Call = Callable[..., tuple[int, str, str]]
 QUICK = [

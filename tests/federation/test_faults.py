@@ -16,8 +16,8 @@ import torch
 from helpers.rig import ENCODERS, Rig, tensors
 from helpers.saved import lines
 from hetero_ssfl.errors import RunError
-from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.saved_files import load_tensors
+from hetero_ssfl.runs.folder import RunFolder
+from hetero_ssfl.runs.files import load_tensors
 
 root, small = Path(sys.argv[1]), Path(sys.argv[2])
 """

@@ -18,7 +18,7 @@ from helpers.whole_runs import tiny
 from hetero_ssfl.federation.engines.workers import WorkerGrid
 from hetero_ssfl.federation.records import pack
 from hetero_ssfl.federation.sites import Setup
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.folder import RunFolder
 
 
 def family(pid: int) -> set[int]:

@@ -23,7 +23,7 @@ from hetero_ssfl.federation.sites.node_settings import read_node
 from hetero_ssfl.learning.learner import Learner
 from hetero_ssfl.report.status import read_status
 from hetero_ssfl.report.tables import Result, results_table
-from hetero_ssfl.saved_files import load_tensors
+from hetero_ssfl.runs.files import load_tensors
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from helpers.rig import Rig
 from helpers.saved import lines
 from hetero_ssfl.errors import ConfigError, DataError, DivergedError, ProtocolError, RunError
 from hetero_ssfl.federation.client.faults import full_text, public_text
-from hetero_ssfl.saved_files import write_json
+from hetero_ssfl.runs.files import write_json
 
 PATIENT = "patient-0417.png"
 

@@ -11,7 +11,7 @@ from flwr.app import Message
 from helpers.rig import Rig
 from hetero_ssfl.federation.server.loop import Server
 from hetero_ssfl.methods import ServerState, Update
-from hetero_ssfl.saved_files import SavedTensors
+from hetero_ssfl.runs.files import SavedTensors
 
 NAMES = ("node-0", "node-1", "node-2")
 

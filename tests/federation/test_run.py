@@ -18,7 +18,6 @@ from helpers.whole_runs import assert_same, everything, run, tiny
 from hetero_ssfl.config import Config
 from hetero_ssfl.data import to_input
 from hetero_ssfl.errors import ConfigError, DataError, FaultError, RunError
-from hetero_ssfl.events import Evaluating, Event, Progressed, Warned
 from hetero_ssfl.federation import open_run, resume, start
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.engines import workers
@@ -29,8 +28,9 @@ from hetero_ssfl.federation.sites import NodeSite, Setup, SimulatedSite
 from hetero_ssfl.federation.sites.participant import Participant
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import ServerState
-from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.saved_files import SavedTensors, load_tensors
+from hetero_ssfl.runs.events import Evaluating, Event, Progressed, Warned
+from hetero_ssfl.runs.files import SavedTensors, load_tensors
+from hetero_ssfl.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from hetero_ssfl.federation.server.roster import Roster
 from hetero_ssfl.federation.server.seats import Seats, believed_sizes, typical_opening
 from hetero_ssfl.learning.probes import accuracy, balanced_accuracy
 from hetero_ssfl.methods import HeteroSSFL, ServerState, Update
-from hetero_ssfl.saved_files import load_tensors
+from hetero_ssfl.runs.files import load_tensors
 
 Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], tuple[dict[str, Any], dict[str, torch.Tensor]]]
 

@@ -19,7 +19,6 @@ from helpers.saved import lines
 from hetero_ssfl.config import parse_config
 from hetero_ssfl.deploy import pki
 from hetero_ssfl.errors import ConfigError, ProtocolError
-from hetero_ssfl.events import RoundDone
 from hetero_ssfl.federation import start
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.records import arrays_of, fields_of, texts_of, with_lists
@@ -32,6 +31,7 @@ from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import Broadcast, ServerState, Update, method_for
 from hetero_ssfl.privacy.sums import FEWEST, advertise, fingerprint
 from hetero_ssfl.privacy.sums.keys import PublicKeys
+from hetero_ssfl.runs.events import RoundDone
 
 SECURE = ("privacy.secure=true", "alignment.form=sketch", "evaluation.probes=['knn']")
 SMALL = "resnet8(width=4)"

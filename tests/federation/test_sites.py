@@ -16,8 +16,8 @@ from hetero_ssfl.federation import open_run, participants
 from hetero_ssfl.federation.client.app import ClientProcess
 from hetero_ssfl.federation.sites import NodeSite, SimulatedSite, open_site
 from hetero_ssfl.federation.sites.python import ReopenedPythonSite
-from hetero_ssfl.runs import RunFolder, resume_command
-from hetero_ssfl.saved_files import save_tensors
+from hetero_ssfl.runs.files import save_tensors
+from hetero_ssfl.runs.folder import RunFolder, resume_command
 
 
 def simulated(path: Path) -> RunFolder:

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 from hetero_ssfl.config import parse_config
-from hetero_ssfl.events import Event
 from hetero_ssfl.federation import start
+from hetero_ssfl.runs.events import Event
 
 
 def show(event: Event) -> None:

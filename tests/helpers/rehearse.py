@@ -14,7 +14,7 @@ from hetero_ssfl.deploy.watch import RunWatch
 from hetero_ssfl.deploy.writing import initialise
 from hetero_ssfl.federation import start
 from hetero_ssfl.progress import RunView
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.terminal import Console
 
 ONE_ROUND = ("rounds=1",)

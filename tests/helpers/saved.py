@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from hetero_ssfl.config import with_settings
-from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.saved_files import load_tensors
+from hetero_ssfl.runs.files import load_tensors
+from hetero_ssfl.runs.folder import RunFolder
 
 
 def server_tensors(run: Path) -> dict[str, Tensor]:

@@ -7,8 +7,8 @@ import torch
 
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.federation import start
-from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.saved_files import load_tensors
+from hetero_ssfl.runs.files import load_tensors
+from hetero_ssfl.runs.folder import RunFolder
 
 from .saved import lines, server_tensors
 

@@ -27,8 +27,8 @@ from hetero_ssfl.report.gallery import View, _likeness, _maps, _neighbours, _Pic
 from hetero_ssfl.report.page import render, write_report
 from hetero_ssfl.report.rad_features import RadFeatures, left_out, plane, thumbnail
 from hetero_ssfl.report.reported_run import read_runs, short_names, without_folders
-from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.saved_files import save_tensors
+from hetero_ssfl.runs.files import save_tensors
+from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.use.rad_features import read_rad_features
 
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"

@@ -8,7 +8,6 @@ import pytest
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError, RunError
-from hetero_ssfl.events import ClientTrained, Evaluated
 from hetero_ssfl.federation import start
 from hetero_ssfl.report import plots
 from hetero_ssfl.report.page import render
@@ -21,7 +20,8 @@ from hetero_ssfl.report.tables import (
     results_table,
     spread,
 )
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.events import ClientTrained, Evaluated
+from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.terminal import Console
 from hetero_ssfl.use.rad_features import read_rad_features
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config
-from hetero_ssfl.events import ClientTrained, RoundBegun, RoundDone, Started
 from hetero_ssfl.federation.server.status_file import reporting
 from hetero_ssfl.report.status import read_status
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.events import ClientTrained, RoundBegun, RoundDone, Started
+from hetero_ssfl.runs.folder import RunFolder
 
 LIMIT = 900.0
 

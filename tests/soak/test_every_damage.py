@@ -12,7 +12,7 @@ import pytest
 from helpers.damage import DAMAGE, Killed, damaged_copy, files_of, train
 from helpers.whole_runs import assert_same, everything, run, tiny
 from hetero_ssfl.errors import RunError
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.folder import RunFolder
 
 TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.soak

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.whole_runs import run
 from hetero_ssfl.errors import FaultError
-from hetero_ssfl.saved_files import load_tensors
+from hetero_ssfl.runs.files import load_tensors
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_project.py"
 pytestmark = pytest.mark.soak

@@ -23,7 +23,7 @@ from hetero_ssfl.federation.sites.node_rad import find_rad
 from hetero_ssfl.federation.sites.node_settings import read_node
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import Broadcast, ServerState, method_for
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.folder import RunFolder
 
 pytestmark = pytest.mark.soak
 

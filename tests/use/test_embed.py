@@ -14,8 +14,8 @@ from torch import nn
 
 from hetero_ssfl.data import load_images
 from hetero_ssfl.learning.features import extract_features
-from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.saved_files import load_tensors, save_tensors, write_json
+from hetero_ssfl.runs.files import load_tensors, save_tensors, write_json
+from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.use.models import ModelFolder, find_models
 
 Call = Callable[..., tuple[int, str, str]]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hetero_ssfl.errors import RunError
-from hetero_ssfl.saved_files import load_tensors, save_tensors, write_atomically, write_json
+from hetero_ssfl.runs.files import load_tensors, save_tensors, write_atomically, write_json
 from hetero_ssfl.use import exporting
 from hetero_ssfl.use.card import model_card
 from hetero_ssfl.use.models import ModelFolder, find_models

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from hetero_ssfl.learning.features import extract_features
-from hetero_ssfl.saved_files import load_tensors
+from hetero_ssfl.runs.files import load_tensors
 from hetero_ssfl.use.models import find_models
 
 Call = Callable[..., tuple[int, str, str]]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helpers.saved import change_config
-from hetero_ssfl.runs import RunFolder
+from hetero_ssfl.runs.folder import RunFolder
 
 Call = Callable[..., tuple[int, str, str]]
 

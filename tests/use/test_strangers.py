@@ -17,8 +17,8 @@ from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import HeteroSSFLError
 from hetero_ssfl.federation import start
 from hetero_ssfl.report.page import render
-from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.saved_files import save_tensors
+from hetero_ssfl.runs.files import save_tensors
+from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.use.rad_features import read_rad_features
 
 Call = Callable[..., tuple[int, str, str]]

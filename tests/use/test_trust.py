@@ -15,8 +15,8 @@ from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.federation import start
 from hetero_ssfl.plugins import check_trusted, is_trusted, remember
 from hetero_ssfl.report.page import render
-from hetero_ssfl.saved_files import save_tensors, write_json
-from hetero_ssfl.sealing import seal_text, unseal_text
+from hetero_ssfl.runs.files import save_tensors, write_json
+from hetero_ssfl.runs.sealing import seal_text, unseal_text
 from hetero_ssfl.use.models import find_model
 from hetero_ssfl.use.rad_features import read_rad_features
 

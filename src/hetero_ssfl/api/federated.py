@@ -33,7 +33,6 @@ from ..config import (
 )
 from ..data import Data
 from ..errors import ConfigError
-from ..events import Listener
 from ..federation import continue_with, default_folder, open_run
 from ..federation.records import NAME
 from ..federation.sites.python import PythonSite
@@ -42,7 +41,8 @@ from ..learning.encoders import check_name
 from ..learning.losses import LocalLoss
 from ..methods import Method
 from ..plugins import GIVEN, Given
-from ..runs import RunFolder, client_name
+from ..runs.events import Listener
+from ..runs.folder import RunFolder, client_name
 from .notes import notes_after, notes_before, print_notes
 from .run import Run, train_here
 

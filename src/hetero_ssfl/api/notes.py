@@ -9,7 +9,7 @@ from ..config import Config
 from ..federation import namesake
 from ..federation.sites import Site
 from ..plugins import find, is_at_hand
-from ..runs import RunFolder
+from ..runs.folder import RunFolder
 from ..terminal import Console
 
 

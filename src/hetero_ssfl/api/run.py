@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from ..config import Config, evaluation_config
 from ..data import Data
 from ..errors import ConfigError, RunError
-from ..events import ClientTrained, Listener
 from ..federation import continue_with, encoders_of, mutual_cka_of, open_run, reevaluate, run_here
 from ..federation.running import Encoders
 from ..federation.sites import Site, open_site
 from ..plugins import GIVEN, Given
 from ..progress import RunView
 from ..report.page import write_report
-from ..runs import RunFolder
+from ..runs.events import ClientTrained, Listener
+from ..runs.folder import RunFolder
 from ..terminal import Console
 from ..use.embedding import embed_data
 from ..use.evaluating import evaluate_on, read_new_data

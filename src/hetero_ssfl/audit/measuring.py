@@ -43,7 +43,7 @@ from ..measured_theory import kernel_method, saved_state
 from ..methods import HeteroSSFL, ServerState
 from ..methods.hetero import Alignment
 from ..methods.kernels import Kernels, trace_of
-from ..runs import RunFolder
+from ..runs.folder import RunFolder
 from ..seeding import rng_for
 from .class_mix import class_features, class_scores, guessed, held_classes, hit_rate, hit_rate_of_chance
 from .membership import agreement, area_under_curve, standardised, true_positive_rate, true_positive_rate_of_chance

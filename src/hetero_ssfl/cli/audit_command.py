@@ -32,7 +32,7 @@ def audit(
     """
     from ..audit.measuring import ATTACKER, measure
     from ..progress import progress
-    from ..runs import RunFolder
+    from ..runs.folder import RunFolder
 
     folder = RunFolder.open(run)
     with progress(err, "attacking", quiet) as done:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..config import Config
-    from ..runs import RunFolder
+    from ..runs.folder import RunFolder
 
 app = typer.Typer(
     name="hetero-ssfl",
@@ -134,7 +134,7 @@ def run(
 
 
 def _resume(path: Path, overrides: list[str], as_json: bool, quiet: bool) -> None:
-    from ..runs import RunFolder, resume_command
+    from ..runs.folder import RunFolder, resume_command
 
     folder = RunFolder.open(path)
     if overrides:
@@ -200,7 +200,7 @@ def _told_how_to_resume(path: Path | None) -> "Iterator[None]":
 
 def _say_how_to_resume(path: Path | None) -> NoReturn:
     if path and (path / "config.toml").exists():
-        from ..runs import resume_command
+        from ..runs.folder import resume_command
 
         text = f"Interrupted. Every finished round is kept; continue with: {resume_command(path)}"
     else:
@@ -221,7 +221,7 @@ def status(
       watch hetero-ssfl status runs/a
     """
     from ..report.status import read_status, status_table
-    from ..runs import RunFolder
+    from ..runs.folder import RunFolder
 
     found = read_status(RunFolder.open(run))
     if as_json:
@@ -264,7 +264,7 @@ def evaluate(
 
     from ..config import evaluation_config, settings_of
     from ..report.tables import spread
-    from ..runs import RunFolder
+    from ..runs.folder import RunFolder
 
     folder = RunFolder.open(run_folder)
     results = folder.read_json(
@@ -318,8 +318,8 @@ def doctor(
       hetero-ssfl doctor runs/a
       hetero-ssfl doctor --json
     """
-    from ..checkup import check_run
-    from ..doctor import diagnose
+    from ..runs.check import check_run
+    from ..runs.machine import diagnose
 
     findings = diagnose() if run is None else check_run(run)
     if as_json:

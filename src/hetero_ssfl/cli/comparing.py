@@ -60,7 +60,7 @@ def compare(
     """
     from ..errors import ConfigError
     from ..report.tables import Result, check_comparable, compare_rows, compare_table, metric_names
-    from ..runs import RunFolder
+    from ..runs.folder import RunFolder
 
     results = [Result.read(RunFolder.open(path)) for path in runs]
     check_comparable(results)

@@ -28,7 +28,7 @@ def theory(
     """
     from ..measured_theory import measure
     from ..progress import progress
-    from ..runs import RunFolder
+    from ..runs.folder import RunFolder
     from ..theory import changed_assumptions
 
     folder = RunFolder.open(run)

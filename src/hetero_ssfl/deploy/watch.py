@@ -4,8 +4,8 @@ import json
 from itertools import takewhile
 from pathlib import Path
 
-from ..events import ClientTrained, Event, RoundDone, Started, Warned, from_lines
 from ..progress import RunView
+from ..runs.events import ClientTrained, Event, RoundDone, Started, Warned, from_lines
 
 
 class RunWatch:

@@ -12,7 +12,7 @@ from typing import Any
 from ..config import Config, flat, with_settings
 from ..errors import ConfigError
 from ..methods import method_for
-from ..runs import HISTORY, RunFolder
+from ..runs.folder import HISTORY, RunFolder
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from torch import Tensor
 
 from ..errors import ProtocolError
-from ..events import RESERVED
 from ..methods import Update
+from ..runs.events import RESERVED
 
 Scalar = int | float | str | bool
 

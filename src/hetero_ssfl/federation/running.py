@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from ..config import Config, differences, flat
 from ..data import fit_rad, fit_to_data, is_here
 from ..errors import ConfigError, DataError, HeteroSSFLError, RunError
-from ..events import Listener, Progressed
 from ..kernels.cka import mutual_cka
 from ..learning.features import extract_features
 from ..methods import method_for
 from ..plugins import check_place, check_trusted, is_known_place, is_missing, missing_object, remember, remember_places
-from ..runs import FAULTS, RunFolder, resume_command
-from ..saved_files import append_line
+from ..runs.events import Listener, Progressed
+from ..runs.files import append_line
+from ..runs.folder import FAULTS, RunFolder, resume_command
 from .client.scoring import evaluate
 from .continuing import WHO_MAY_JOIN, continue_with
 from .engines.forkserver import open_fork_server

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from ..config import load_config
 from ..data import fit_rad
 from ..errors import ConfigError, HeteroSSFLError
-from ..events import Answered, Event, Warned
+from ..runs.events import Answered, Event, Warned
 from .logs import log_to_stderr
 from .running import open_run, serve
 from .sites import NodeSite

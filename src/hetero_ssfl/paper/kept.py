@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import ConfigError, RunError
 from ..report.tables import student
-from ..runs import RunFolder
+from ..runs.folder import RunFolder
 from ..terminal import Console
 from .cells import Cell, Scale
 from .running import run_cells

@@ -7,9 +7,9 @@ from statistics import mean, stdev
 from typing import Any
 
 from ..errors import ConfigError
-from ..events import ClientTrained, RoundDone, never_trained
 from ..report.tables import Result, interval95
-from ..runs import RunFolder
+from ..runs.events import ClientTrained, RoundDone, never_trained
+from ..runs.folder import RunFolder
 from .cells import Cell, Scale
 
 GLOBAL = "global model"

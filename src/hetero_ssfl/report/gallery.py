@@ -10,7 +10,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from ..errors import HeteroSSFLError
-from ..events import KernelsSeen, is_number
+from ..runs.events import KernelsSeen, is_number
 from . import svg
 from .blocks import WORDS, Block, Figure, Figures, Folded, Rows, Section, Text, Tiles
 from .rad_features import (

@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..errors import ConfigError
-from ..saved_files import write_atomically
+from ..runs.files import write_atomically
 from . import record, sections
 from .audit_section import audit
 from .gallery import gallery

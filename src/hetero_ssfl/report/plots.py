@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..errors import ConfigError
-from ..events import Evaluated, Event
-from ..saved_files import write_atomically
+from ..runs.events import Evaluated, Event
+from ..runs.files import write_atomically
 
 BLUE, ORANGE, GREY = "#2a6f97", "#d1602a", "#8a8a8a"
 

@@ -20,7 +20,7 @@ from ..data import is_pixels, to_unit_range
 from ..kernels.cka import mutual_cka
 from ..kernels.factor import kernel_factor, spectrum
 from ..learning.features import nearest
-from ..runs import RunFolder
+from ..runs.folder import RunFolder
 
 MOST_IMAGES = 512  # more would take minutes with large models and not show more
 MOST_CLIENTS = 24

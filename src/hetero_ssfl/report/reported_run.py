@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RunError
-from ..events import ClientTrained, Evaluated, Event, KernelsSeen, RoundDone, is_number, never_trained
 from ..methods import Method, method_class
 from ..plugins import is_trusted
-from ..runs import RunFolder
+from ..runs.events import ClientTrained, Evaluated, Event, KernelsSeen, RoundDone, is_number, never_trained
+from ..runs.folder import RunFolder
 from .rad_features import are_pictures, rad_of
 from .tables import Result
 

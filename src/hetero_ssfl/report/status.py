@@ -8,8 +8,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from ..events import ClientTrained, RoundDone
-from ..runs import RunFolder, resume_command
+from ..runs.events import ClientTrained, RoundDone
+from ..runs.folder import RunFolder, resume_command
 
 ENDED = ("finished", "stopped")
 SLACK = 300.0  # seconds that the server may compute, in addition to engine.round_timeout

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..config import Config, EngineConfig, TrackingConfig
 from ..errors import RunError
-from ..runs import RunFolder
+from ..runs.folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import ConfigError
-from ..events import ClientTrained, is_number
 from ..learning.encoders import parse_spec
 from ..plugins import GIVEN, find, is_trusted
+from ..runs.events import ClientTrained, is_number
 from ..terminal import printable
 from .models import ModelFolder
 
@@ -172,7 +172,7 @@ def _building(model: ModelFolder, encoder: str | None) -> list[str]:
         return ["import timm", f"encoder = timm.create_model({attribute!r}, {_arguments(given)})"]
     if not colon or source == "torchvision":
         return [
-            "from hetero_ssfl.models import build_encoder",
+            "from hetero_ssfl import build_encoder",
             f"encoder, width = build_encoder({spec!r}, {channels}, {side})",
         ]
     if not re.fullmatch(r"[\w.]+:[\w.]+", name):

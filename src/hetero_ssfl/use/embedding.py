@@ -17,7 +17,7 @@ from ..data import Data, float_images_remedy, is_pixels, read_given
 from ..data.streams import Placed, each_image
 from ..errors import ConfigError, DataError
 from ..learning.features import extract_features
-from ..saved_files import write_atomically
+from ..runs.files import write_atomically
 from ..terminal import Console
 from .models import ModelFolder
 

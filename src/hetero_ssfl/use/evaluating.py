@@ -12,7 +12,7 @@ from ..federation import encoders_of
 from ..federation.sites import open_site
 from ..learning.features import extract_features
 from ..learning.probes import Labeled, few_labels, probe
-from ..runs import RunFolder
+from ..runs.folder import RunFolder
 from .embedding import check_alike
 
 

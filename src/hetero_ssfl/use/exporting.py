@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, RunError
 from ..plugins import load_module
-from ..saved_files import write_atomically
-from ..sealing import seal_json
+from ..runs.files import write_atomically
+from ..runs.sealing import seal_json
 from .card import model_card
 from .models import ModelFolder
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from ..errors import ConfigError, RunError
 from ..learning.encoders import build_encoder
 from ..plugins import GIVEN, check_trusted
-from ..runs import RunFolder, client_name
-from ..saved_files import load_tensors
-from ..sealing import unseal_json
+from ..runs.files import load_tensors
+from ..runs.folder import RunFolder, client_name
+from ..runs.sealing import unseal_json
 
 
 @dataclass(frozen=True)

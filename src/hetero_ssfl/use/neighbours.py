@@ -12,7 +12,7 @@ from ..data.streams import Placed
 from ..errors import ConfigError
 from ..learning.features import extract_features, nearest
 from ..report.rad_features import rad_of, thumbnail
-from ..saved_files import write_atomically
+from ..runs.files import write_atomically
 from ..seeding import rng_for
 from ..terminal import Console
 from .embedding import Embedded, OnBad, embed, open_images

@@ -5,7 +5,7 @@ from ..federation.sites import open_site
 from ..learning.features import extract_features
 from ..report.rad_features import MOST_CLIENTS, RadFeatures, left_out, rad_of, shown_rows
 from ..report.reported_run import without_folders
-from ..runs import RunFolder
+from ..runs.folder import RunFolder
 
 
 def read_rad_features(folder: RunFolder, trained: bool) -> RadFeatures:

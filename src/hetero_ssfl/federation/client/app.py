@@ -19,7 +19,7 @@ from ...learning.learner import Learner
 from ...methods import Broadcast, method_class, method_for
 from ...methods.base import check_finite
 from ...plugins import remember
-from ...runs import RunFolder
+from ...runs.folder import RunFolder
 from ..logs import log_to_stderr
 from ..records import (
     DIVERGED,

@@ -6,7 +6,7 @@ from pathlib import Path
 from ...errors import ProtocolError
 from ...methods import method_for
 from ...privacy.accountant import epsilon_of
-from ...saved_files import read_json, write_json
+from ...runs.files import read_json, write_json
 from ..sites.participant import Participant
 
 

@@ -16,8 +16,8 @@ import torch
 
 from ...errors import ConfigError, DataError, DivergedError, HeteroSSFLError, ProtocolError, RunError
 from ...plugins import own_frames, place
-from ...runs import FAULTS
-from ...saved_files import append_line
+from ...runs.files import append_line
+from ...runs.folder import FAULTS
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from ...learning.finetune import finetune, share_of_labels
 from ...learning.learner import Learner, count_parameters
 from ...learning.probes import Labeled, accuracy, balanced_accuracy, few_labels, probe
 from ...learning.training import TrainingClient
-from ...saved_files import save_tensors, write_json
+from ...runs.files import save_tensors, write_json
 from ..sites.participant import Participant
 from .budget import Budget
 

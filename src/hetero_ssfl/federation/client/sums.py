@@ -28,7 +28,7 @@ from ...privacy.sums import (
     reveal,
     share,
 )
-from ...saved_files import write_json
+from ...runs.files import write_json
 from ..records import texts_of
 from ..sites.participant import Participant
 from ..sum_records import named_of, roster_of, with_named, with_roster

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from ...config import Config
 from ...errors import ConfigError
-from ...runs import RunFolder
+from ...runs.folder import RunFolder
 
 
 def simulate(serve: Callable[[Grid], None], folder: RunFolder, config: Config) -> None:

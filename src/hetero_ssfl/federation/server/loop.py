@@ -22,7 +22,8 @@ from flwr.serverapp import Grid
 
 from ...config import Config
 from ...errors import FaultError, LostStateError, ProtocolError, RunError, TooFewRepliesError
-from ...events import (
+from ...methods import ClientId, Method, ServerState, Update, method_for
+from ...runs.events import (
     ClientTrained,
     Evaluated,
     Evaluating,
@@ -35,8 +36,7 @@ from ...events import (
     Started,
     never_trained,
 )
-from ...methods import ClientId, Method, ServerState, Update, method_for
-from ...runs import RunFolder, change_command, resume_command
+from ...runs.folder import RunFolder, change_command, resume_command
 from ...seeding import rng_for
 from ..records import Scalar, check_size, pack, read_figures, read_update
 from .outcome import Outcome

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...events import Event
 from ...methods import ServerState
+from ...runs.events import Event
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from flwr.serverapp import Grid
 
 from ...config import Config
 from ...errors import FaultError, LostStateError, ProtocolError, RunError
-from ...events import Answered, Joined, Left, Listener, Warned
 from ...methods import ClientId, ServerState
 from ...privacy.sums import FEWEST
-from ...runs import FAULTS, RunFolder, resume_command
-from ...saved_files import append_line
+from ...runs.events import Answered, Joined, Left, Listener, Warned
+from ...runs.files import append_line
+from ...runs.folder import FAULTS, RunFolder, resume_command
 from ..records import (
     DIVERGED,
     LOST_STATE,

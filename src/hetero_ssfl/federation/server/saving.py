@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import LostStateError
-from ...events import RoundDone
 from ...methods import ClientId, ServerState
-from ...runs import BEFORE, RunFolder, load_commit
-from ...saved_files import SavedTensors, save_tensors, sync_folder
-from ...sealing import COPY
+from ...runs.events import RoundDone
+from ...runs.files import SavedTensors, save_tensors, sync_folder
+from ...runs.folder import BEFORE, RunFolder, load_commit
+from ...runs.sealing import COPY
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
-from ...events import Answered, Evaluating, Event, Finished, Joined, Left, Listener, RoundBegun, Started, Warned
-from ...runs import RunFolder
+from ...runs.events import Answered, Evaluating, Event, Finished, Joined, Left, Listener, RoundBegun, Started, Warned
+from ...runs.folder import RunFolder
 
 EVERY = 1.0  # minimum seconds between two writes, except for urgent events
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from ...config import Config
 from ...errors import RunError
-from ...events import ClientTrained, Evaluated, Event, Finished, Listener, RoundDone, Started, from_lines
 from ...plugins import load_module
-from ...runs import RunFolder
+from ...runs.events import ClientTrained, Evaluated, Event, Finished, Listener, RoundDone, Started, from_lines
+from ...runs.folder import RunFolder
 
 TOGETHER = ("loss_ssl", "loss_alignment", "spread", "effective_rank", "validation_linear_all")
 """Shown as one chart with a line per client, on the page "Custom scalars"."""

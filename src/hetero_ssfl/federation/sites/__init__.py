@@ -8,7 +8,7 @@ node.py        files on the own disks of participants: settings (node_settings.p
 from pathlib import Path
 
 from ...plugins import is_known_place
-from ...runs import RunFolder
+from ...runs.folder import RunFolder
 from .node import NodeSite
 from .python import PythonSite, ReopenedPythonSite
 from .simulated import SimulatedSite

@@ -21,7 +21,8 @@ from ...errors import ConfigError, ProtocolError, RunError
 from ...learning.encoders import BUILTIN, parse_spec
 from ...learning.work import Work, work_of
 from ...methods import METHODS, method_class
-from ...runs import RunFolder, SiteKind, StateFolder
+from ...runs.folder import RunFolder, SiteKind
+from ...runs.states import StateFolder
 from ..records import FEDERATION, Header, check_size, fields_of
 from .identity import Identity, open_identity
 from .limits import MOST_FRACTIONS, Held, check_costs, check_numbers, check_text

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...data import digest
 from ...errors import DamagedError, ProtocolError
-from ...saved_files import load_tensors, save_tensors
+from ...runs.files import load_tensors, save_tensors
 from ..records import DIGEST
 from .node_settings import NodeSettings
 

@@ -15,7 +15,7 @@ from ...learning.encoders import BUILTIN, parse_spec
 from ...learning.learner import Learner, build_learner, count_parameters, seeded_encoder
 from ...methods import method_class
 from ...plugins import GIVEN
-from ...runs import StateFolder
+from ...runs.states import StateFolder
 from .identity import Identity
 
 NOBODY = Identity()  # without long-term keys

@@ -21,8 +21,8 @@ from ...learning.encoders import output_width
 from ...learning.learner import build_learner
 from ...methods import method_class
 from ...plugins import GIVEN, find, is_at_hand, is_missing
-from ...runs import RunFolder, SiteKind, resume_command
-from ...saved_files import load_tensors
+from ...runs.files import load_tensors
+from ...runs.folder import RunFolder, SiteKind, resume_command
 from ..records import Header
 from .participant import Participant, blank
 from .reading import PreparedClient, given_again, read_clients

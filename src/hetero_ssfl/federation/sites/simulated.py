@@ -14,8 +14,8 @@ from ...data.sources import locate
 from ...errors import ConfigError, DataError
 from ...learning.learner import build_learner
 from ...methods import method_class
-from ...runs import SOURCES, RunFolder, SiteKind, client_name
-from ...saved_files import load_tensors
+from ...runs.files import load_tensors
+from ...runs.folder import SOURCES, RunFolder, SiteKind, client_name
 from ..records import Header
 from .participant import Participant
 from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of, try_own_functions

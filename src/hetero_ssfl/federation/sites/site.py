@@ -15,8 +15,8 @@ from ...data import Snapshot, digest, random_view
 from ...errors import ConfigError, HeteroSSFLError, ProtocolError
 from ...kernels.cka import gram
 from ...plugins import place
-from ...runs import SOURCES, RunFolder, SiteKind
-from ...saved_files import save_tensors
+from ...runs.files import save_tensors
+from ...runs.folder import SOURCES, RunFolder, SiteKind
 from ..records import Header
 from .participant import Participant
 

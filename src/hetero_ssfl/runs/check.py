@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .doctor import Finding
-from .errors import HeteroSSFLError, RunError
-from .runs import BEFORE, HISTORY, SOURCES, STATE_FILE, RunFolder, StateFolder, load_commit
-from .saved_files import load_tensors
+from ..errors import HeteroSSFLError, RunError
+from .files import load_tensors
+from .folder import BEFORE, HISTORY, SOURCES, RunFolder, load_commit
+from .machine import Finding
+from .states import STATE_FILE, StateFolder
 
 
 def check_run(path: Path) -> list[Finding]:

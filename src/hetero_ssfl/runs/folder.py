@@ -25,35 +25,39 @@ after it do not count. Tensors are safetensors, all other files are JSON or TOML
 """
 
 import fcntl
-import os
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from .config import Config, parse_config
+from ..config import Config, parse_config
+from ..errors import DamagedError, RunError
 from .environment import environment
-from .errors import DamagedError, LostStateError, ProtocolError, RunError
 from .events import Event, from_lines, to_lines
-from .run_files import SiteKind as SiteKind
-from .run_files import check_content
-from .saved_files import load_state, load_tensors, locked, save_tensors, write_atomically, write_json
-from .sealing import COPY, altered, seal_text, unseal_json, unseal_text
+from .files import load_state, load_tensors, locked, write_atomically, write_json
+from .log import EventLog
+from .schema import SiteKind as SiteKind
+from .schema import check_content
+from .sealing import COPY, seal_text, unseal_json, unseal_text
+from .states import StateFolder
 
 FORMAT = 4
+
 HISTORY = "history.json"
+
 FAULTS = "faults.log"
+
 SOURCES = "sources.json"
+
 READABLE = (2, 3, 4)
+
 SEALED = 4  # the first format with digests
 
-STATE_FILE = re.compile(r"round-\d{6}\.safetensors")
 BEFORE = "server-before.safetensors"
+
 OTHER_SETTINGS = "Restore it from a copy. To train with other settings, start another run."
 
 
@@ -257,128 +261,3 @@ class RunFolder:
         if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
             raise DamagedError(f"'{self.path}' names a client {str(name)[:40]!r}, expected a plain name. {COPY}")
         return self.path / kind / name
-
-
-class EventLog:
-    """events.jsonl with a running digest. The commit point of a round says how long the file was, and its digest."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._size, self._digest = 0, sha256()
-        self._known = False  # whether size and digest are those of the file
-
-    def append(self, lines: bytes) -> None:
-        self._look()
-        try:
-            with self.path.open("ab") as file:
-                file.write(lines)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(
-                f"cannot write events in '{self.path.parent}': {error.strerror}. Free some disk space and resume."
-            ) from None
-        self._size += len(lines)
-        self._digest.update(lines)
-
-    def mark(self) -> dict[str, Any]:
-        """Return the length and digest of the file for a commit point."""
-        self._look()
-        return {"bytes": self._size, "sha256": self._digest.hexdigest()}
-
-    def read(self, mark: Mapping[str, Any] | None) -> bytes:
-        """Return the part of the file that a commit point covers, checked; the whole file without one."""
-        try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
-            content = b""
-        except OSError as error:
-            raise LostStateError(f"'{self.path}' cannot be read ({error.strerror}). {COPY}") from None
-        if mark is None:
-            return content
-        committed = content[: mark["bytes"]]
-        if len(committed) != mark["bytes"] or sha256(committed).hexdigest() != mark["sha256"]:
-            raise LostStateError(str(altered(self.path)))
-        return committed
-
-    def keep(self, content: bytes) -> None:
-        """Replace the file after a crash by what counts of it."""
-        write_atomically(self.path, content)
-        self._known = False
-
-    def _look(self) -> None:
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if not self._known or size != self._size:
-            content = self.read(None)
-            self._size, self._digest, self._known = len(content), sha256(content), True
-
-
-class StateFolder:
-    """The tensors of one participant after its newest rounds: its networks, or its contributions on the server.
-
-    Two rounds are kept because a server that crashes before it saves a round requests that round again. Until the
-    server has saved a round, a run folder keeps three, so that the round before can also be repeated.
-    """
-
-    def __init__(self, path: Path, keep: int = 2) -> None:
-        self.path, self.keep = path, keep
-
-    def save(self, round_number: int, tensors: Mapping[str, Tensor]) -> None:
-        """Save a round. Later ones are deleted: they were not committed, and must not displace the earlier state."""
-        save_tensors(self.file(round_number), tensors, self._about(round_number))
-        self.forget_after(round_number)
-        self.prune(self.keep)
-
-    def prune(self, keep: int = 2) -> None:
-        for old in self._saved()[:-keep]:
-            self.file(old).unlink(missing_ok=True)  # a leftover worker of a killed run may have deleted it
-
-    def forget_after(self, round_number: int) -> None:
-        """Delete the files of unfinished rounds after a crash."""
-        for later in self._saved():
-            if later > round_number:
-                self.file(later).unlink(missing_ok=True)
-
-    def newest(self, limit: int) -> int:
-        """Return the newest saved round up to `limit`; 0 for an untrained client."""
-        saved = self._saved()
-        found = max((r for r in saved if r <= limit), default=0)
-        if not found and len(saved) > 1:
-            raise ProtocolError(
-                f"the server asked for networks after round {limit}, but '{self.path.name}' has only rounds {saved}. "
-                "The server's run folder may be an old copy: continue with the newest one."
-            )
-        return found
-
-    def load(self, round_number: int) -> dict[str, Tensor]:
-        tensors, about = load_state(self.file(round_number))
-        if about and about != self._about(round_number):  # older versions wrote nothing
-            raise LostStateError(
-                f"'{self.file(round_number)}' holds the state of {about.get('name')} after round {about.get('round')}. "
-                f"{COPY}"
-            )
-        return tensors
-
-    def _about(self, round_number: int) -> dict[str, Any]:
-        """Return what a file says about itself, so that a file in another's place is noticed."""
-        return {"name": self.path.name, "round": round_number}
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Allow one training at a time: after a timeout, the server may ask again while the old training still runs."""
-        busy = ProtocolError(f"'{self.path.name}' is still busy with an earlier message. Ask again next round.")
-        with locked(self.path / ".lock", busy):
-            yield
-
-    def _saved(self) -> list[int]:
-        files = (file for file in self.path.glob("round-*") if STATE_FILE.fullmatch(file.name))
-        return sorted(int(file.stem.removeprefix("round-")) for file in files)
-
-    def named(self, file: str) -> Path:
-        """Return the file with this name, which the commit point gives."""
-        if not isinstance(file, str) or not STATE_FILE.fullmatch(file):
-            raise DamagedError(f"'{self.path}' has no file {str(file)[:40]!r}, expected round-N.safetensors. {COPY}")
-        return self.path / file
-
-    def file(self, round_number: int) -> Path:
-        return self.path / f"round-{round_number:06d}.safetensors"

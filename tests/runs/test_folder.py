@@ -9,9 +9,9 @@ import torch
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import LostStateError, ProtocolError, RunError
-from hetero_ssfl.events import RoundDone
-from hetero_ssfl.runs import RunFolder
-from hetero_ssfl.saved_files import SavedTensors, load_tensors, save_tensors, write_atomically
+from hetero_ssfl.runs.events import RoundDone
+from hetero_ssfl.runs.files import SavedTensors, load_tensors, save_tensors, write_atomically
+from hetero_ssfl.runs.folder import RunFolder
 
 
 def make(path: Path) -> RunFolder:
@@ -130,7 +130,7 @@ def test_a_client_keeps_its_two_newest_rounds(tmp_path: Path) -> None:
 def test_two_processes_cannot_work_in_one_folder(tmp_path: Path) -> None:
     folder = make(tmp_path / "a")
     script = (
-        "import sys; from pathlib import Path; from hetero_ssfl.runs import RunFolder\n"
+        "import sys; from pathlib import Path; from hetero_ssfl.runs.folder import RunFolder\n"
         "try:\n    with RunFolder(Path(sys.argv[1])).lock(): print('free')\n"
         "except Exception as error: print(type(error).__name__)"
     )

@@ -4,7 +4,7 @@ The server passes every event to its listener (the progress view, status.json, T
 with `saved = True` are also written to events.jsonl, one JSON object per line: `event` is the kind, and the figures
 that a method reports are stored beside the other fields. Only this module reads and writes that format.
 
-`python -m hetero_ssfl.events` prints the table of kinds for docs/use.md.
+`python -m hetero_ssfl.runs.events` prints the table of kinds for docs/use.md.
 """
 
 import json

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from .errors import DamagedError
+from ..errors import DamagedError
 
 KEY = "sha256"
 BLANK = b"0" * 64

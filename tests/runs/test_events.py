@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero_ssfl.events import (
+from hetero_ssfl.runs.events import (
     KINDS,
     ClientTrained,
     Evaluated,
@@ -84,4 +84,4 @@ def test_every_kind_has_a_unique_name_and_a_docstring() -> None:
 
 def test_the_documentation_contains_the_table_of_kinds() -> None:
     page = (Path(__file__).parents[1] / "docs" / "use.md").read_text()
-    assert table_of_kinds() in page, "update it with: python -m hetero_ssfl.events"
+    assert table_of_kinds() in page, "update it with: python -m hetero_ssfl.runs.events"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .errors import DamagedError
+from ..errors import DamagedError
 
 SiteKind = Literal["simulated", "python", "nodes"]
 """Where a run's participants are: a split of one data set, objects of a user's program, or node settings files."""

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from .errors import DamagedError, HeteroSSFLError, LostStateError, RunError
+from ..errors import DamagedError, HeteroSSFLError, LostStateError, RunError
 from .sealing import COPY, altered, blank_seal, seal_json, seal_tensors, tensors_match, unseal_json
 
 
