@@ -22,8 +22,8 @@ from measuring import RESULTS, Row, publish
 
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.costs import message_bytes
-from hetero_ssfl.federation import start
-from hetero_ssfl.federation.records import content_size, pack
+from hetero_ssfl.federation.start import start
+from hetero_ssfl.federation.wire import content_size, pack
 from hetero_ssfl.learning.learner import Learner, build_learner
 from hetero_ssfl.methods.averaging import ENCODER, shared_weights
 from hetero_ssfl.report.tables import Result, paired_interval

@@ -24,12 +24,13 @@ import torch
 from measuring import Row, alternate, publish, seconds
 
 from hetero_ssfl.config import Config, validate
-from hetero_ssfl.federation import participants, start
 from hetero_ssfl.federation.client.memory import ClientCache
-from hetero_ssfl.federation.sites import open_site
+from hetero_ssfl.federation.participants import open_site
+from hetero_ssfl.federation.start import start
 from hetero_ssfl.methods import Broadcast, method_for
 from hetero_ssfl.runs.events import Event, RoundBegun
 from hetero_ssfl.runs.folder import RunFolder, client_name
+from hetero_ssfl.use.encoders import participants
 
 SELECTED = 10
 WARM_UP = 2  # rounds

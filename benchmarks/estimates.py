@@ -9,7 +9,7 @@ import torch
 
 from hetero_ssfl.config import ClientsConfig, Config, ModelConfig, OptimConfig, RadConfig
 from hetero_ssfl.data import Counts
-from hetero_ssfl.federation.sites.limits import Held, training_seconds
+from hetero_ssfl.federation.participants.limits import Held, training_seconds
 from hetero_ssfl.learning.learner import build_learner
 from hetero_ssfl.learning.training import TrainingClient
 from hetero_ssfl.learning.work import work_of

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hetero_ssfl.config import Config, validate
 from hetero_ssfl.data import load_images, load_rad, random_view, split_training_images, to_input
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation.start import start
 from hetero_ssfl.kernels.distance import alignment_distance
 from hetero_ssfl.kernels.mean import client_factor, combine
 from hetero_ssfl.learning.learner import Learner, build_learner

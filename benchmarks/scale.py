@@ -27,9 +27,9 @@ from measuring import Row, publish
 from PIL import Image
 
 from hetero_ssfl.config import Config, validate
-from hetero_ssfl.federation import start
 from hetero_ssfl.federation.server import loop
 from hetero_ssfl.federation.server.roster import Roster
+from hetero_ssfl.federation.start import start
 from hetero_ssfl.methods.hetero import HeteroSSFL
 from hetero_ssfl.runs.events import Event, RoundBegun
 

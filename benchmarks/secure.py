@@ -27,11 +27,11 @@ from hetero_ssfl.config import Config, validate
 from hetero_ssfl.data import Images
 from hetero_ssfl.federation.client.sums import Summing
 from hetero_ssfl.federation.engines.workers import RUN_ID, SERVER_NODE, LocalGrid, set_identity
-from hetero_ssfl.federation.records import Scalar, fields_of, header_of, pack_reply, pack_update
+from hetero_ssfl.federation.participants.participant import Participant
+from hetero_ssfl.federation.participants.site import Setup
 from hetero_ssfl.federation.server.loop import Server
-from hetero_ssfl.federation.sites.participant import Participant
-from hetero_ssfl.federation.sites.site import Setup
-from hetero_ssfl.federation.sum_records import pack_vector, session_of
+from hetero_ssfl.federation.wire import Scalar, fields_of, header_of, pack_reply, pack_update
+from hetero_ssfl.federation.wire_sums import pack_vector, session_of
 from hetero_ssfl.kernels.mean import sketch
 from hetero_ssfl.methods import ServerState, Update
 from hetero_ssfl.methods.hetero import HeteroSSFL

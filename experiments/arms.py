@@ -22,7 +22,7 @@ import page
 from recipe import CENTRAL, CKA, MACHINE, ONE_CORE, Stopwatch, rounds_of, write_result
 
 from hetero_ssfl.config import load_config
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation.start import start
 from hetero_ssfl.paper.cells import CHOSEN, FEDSIMCLR
 from hetero_ssfl.progress import RunView
 from hetero_ssfl.report import plots

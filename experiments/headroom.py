@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hetero_ssfl import Run
 from hetero_ssfl.config import AlignmentConfig
-from hetero_ssfl.federation.sites.simulated import SimulatedSite
+from hetero_ssfl.federation.participants.simulated import SimulatedSite
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.kernels.factor import kernel_factor
 from hetero_ssfl.learning.features import extract_features

@@ -24,11 +24,11 @@ from tempfile import TemporaryDirectory
 import torch
 
 from hetero_ssfl.config import Config, load_config
-from hetero_ssfl.federation import open_run
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.client.scoring import evaluate
-from hetero_ssfl.federation.records import Header
-from hetero_ssfl.federation.sites import SimulatedSite
+from hetero_ssfl.federation.participants import SimulatedSite
+from hetero_ssfl.federation.start import open_run
+from hetero_ssfl.federation.wire import Header
 from hetero_ssfl.kernels.cka import factor_cka, mutual_cka
 from hetero_ssfl.kernels.factor import kernel_factor
 from hetero_ssfl.kernels.mean import Sums

@@ -25,7 +25,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from hetero_ssfl.config import Config, load_config
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation.start import start
 from hetero_ssfl.progress import RunView
 from hetero_ssfl.runs.environment import environment
 from hetero_ssfl.runs.events import Evaluated, Evaluating, Event, RoundBegun, RoundDone

@@ -32,7 +32,7 @@ from hetero_ssfl.audit.views import View, noisy, seen, views
 from hetero_ssfl.audit.words import as_content, client_rows, findings, rows
 from hetero_ssfl.config import Config
 from hetero_ssfl.data import to_input
-from hetero_ssfl.federation.running import torch_threads
+from hetero_ssfl.federation.start import torch_threads
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.kernels.factor import kernel_factor
 from hetero_ssfl.learning.learner import Learner

@@ -16,8 +16,8 @@ from PIL import Image
 from helpers.commands import PROGRAM
 from helpers.saved import change_config
 from hetero_ssfl.cli import app, main
-from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.runs import machine as doctor
+from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.runs.machine import Finding
 
 TINY = [

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from helpers.saved import lines
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.federation import resume, start
+from hetero_ssfl.federation.start import resume, start
 from hetero_ssfl.runs.events import Event, RoundDone
 from hetero_ssfl.runs.folder import RunFolder
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers.whole_runs import run, tiny
-from hetero_ssfl.federation import participants
-from hetero_ssfl.federation.sites import open_site
+from hetero_ssfl.federation.participants import open_site
 from hetero_ssfl.kernels.distance import alignment_distance
 from hetero_ssfl.learning.training import TrainingClient
 from hetero_ssfl.measured_theory import Probe, play, shortened
@@ -37,6 +36,7 @@ from hetero_ssfl.theory import (
     point,
 )
 from hetero_ssfl.theory_words import HEAD, rows
+from hetero_ssfl.use.encoders import participants
 
 Call = Callable[..., tuple[int, str, str]]
 positive = st.floats(0.1, 3)

@@ -18,7 +18,7 @@ from helpers.pieces import WRONG_ENCODERS
 from hetero_ssfl import Client, federate
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import HeteroSSFLError
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation.start import start
 
 Call = Callable[..., tuple[int, str, str]]
 

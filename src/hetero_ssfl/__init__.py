@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .config import Config as Config
     from .config import load_config as load_config
     from .data import random_view as random_view
-    from .federation import resume as resume
-    from .federation import start as start
+    from .federation.start import resume as resume
+    from .federation.start import start as start
     from .federation.strategy import HeteroSSFLStrategy as HeteroSSFLStrategy
     from .kernels.cka import cka as cka
     from .kernels.cka import factor_cka as factor_cka
@@ -55,8 +55,8 @@ _HOME = {
     "AlignmentConfig": "config",
     "load_config": "config",
     "RunFolder": "runs.folder",
-    "start": "federation",
-    "resume": "federation",
+    "start": "federation.start",
+    "resume": "federation.start",
     "HeteroSSFLStrategy": "federation.strategy",
     "METHODS": "methods",
     "Method": "methods",

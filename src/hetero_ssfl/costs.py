@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .config import ClientsConfig, Config, ModelConfig, OptimConfig, SslConfig
 from .data import Images, load_images, split_training_images, to_input
-from .federation.records import content_size, pack
-from .federation.running import torch_threads
+from .federation.start import torch_threads
+from .federation.wire import content_size, pack
 from .learning.learner import Learner, build_learner, count_parameters
 from .learning.training import TrainingClient
 from .methods import Broadcast, Local, method_class, method_for

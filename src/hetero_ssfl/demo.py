@@ -12,12 +12,13 @@ from typing import Any
 from rich.table import Table
 
 from .config import load_config
-from .federation import mutual_cka_of, start
-from .federation.sites import open_site
+from .federation.participants import open_site
+from .federation.start import start
 from .progress import RunView
 from .report import plots
 from .report.tables import Result, spread
 from .terminal import Console
+from .use.encoders import mutual_cka_of
 
 METRIC = "linear_all"
 ARMS = {

@@ -5,7 +5,7 @@ from typing import Any
 
 from .config import load_config, parse_config, preset_names
 from .data import USUAL_SIDE, UnequalSizesError, digest, fit_rad, image_sizes, kept_apart, load_images
-from .federation.sites import SimulatedSite
+from .federation.participants import SimulatedSite
 from .runs.folder import RunFolder
 
 

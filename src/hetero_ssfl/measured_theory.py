@@ -21,9 +21,9 @@ from torch import Generator, Tensor
 from .config import Config
 from .data import random_view, take, to_input
 from .errors import RunError
-from .federation.running import check_data, participants, torch_threads
-from .federation.sites import open_site
-from .federation.sites.participant import Participant
+from .federation.participants import open_site
+from .federation.participants.participant import Participant
+from .federation.start import torch_threads
 from .kernels.distance import alignment_distance
 from .learning.learner import Learner
 from .learning.training import Regulariser, TrainingClient, learning_rate, rad_representations, self_supervised, train
@@ -45,6 +45,7 @@ from .theory import (
     point,
     widened,
 )
+from .use.encoders import check_data, participants
 
 MINIBATCHES = 8  # of the measured loss
 RAD_IMAGES = 256  # whose representations give L2 and R

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from .config import load_config
 from .errors import ConfigError
-from .federation import start
+from .federation.start import start
 from .progress import RunView
 from .report import plots
 from .report.tables import Result

@@ -11,7 +11,7 @@ from hetero_ssfl.api.federated import _names
 from hetero_ssfl.config import Config, ModelConfig
 from hetero_ssfl.data import Images
 from hetero_ssfl.errors import DataError
-from hetero_ssfl.federation.sites.reading import GivenData, PreparedClient, read_clients
+from hetero_ssfl.federation.participants.reading import GivenData, PreparedClient, read_clients
 
 RAD = slice(600, 620)
 

@@ -27,8 +27,8 @@ from hetero_ssfl import (
 from hetero_ssfl.config import AlignmentConfig, Config, ViewsConfig
 from hetero_ssfl.data import Images, to_input
 from hetero_ssfl.errors import ConfigError, ProtocolError
-from hetero_ssfl.federation.sites.node import check_instruction
-from hetero_ssfl.federation.sites.node_settings import NodeSettings
+from hetero_ssfl.federation.participants.node import check_instruction
+from hetero_ssfl.federation.participants.node_settings import NodeSettings
 from hetero_ssfl.kernels.cka import gram
 from hetero_ssfl.kernels.distance import alignment_distance
 from hetero_ssfl.kernels.factor import kernel_factor

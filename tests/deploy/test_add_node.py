@@ -17,9 +17,9 @@ from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.local import free_port
 from hetero_ssfl.deploy.writing import initialise
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.federation.running import open_run
-from hetero_ssfl.federation.sites import NodeSite
-from hetero_ssfl.federation.sites.node_settings import read_node
+from hetero_ssfl.federation.participants import NodeSite
+from hetero_ssfl.federation.participants.node_settings import read_node
+from hetero_ssfl.federation.start import open_run
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from hetero_ssfl.deploy import pki, writing
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.writing import initialise
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.federation.sites.limits import LimitsConfig
-from hetero_ssfl.federation.sites.node_settings import read_node
+from hetero_ssfl.federation.participants.limits import LimitsConfig
+from hetero_ssfl.federation.participants.node_settings import read_node
 from hetero_ssfl.learning.encoders import build_encoder
 
 SECRETS = {

@@ -5,8 +5,8 @@ import torch
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.federation.engines.workers import WorkerGrid, limit_gpu_memory
-from hetero_ssfl.federation.records import pack
-from hetero_ssfl.federation.running import gpu_fraction
+from hetero_ssfl.federation.start import gpu_fraction
+from hetero_ssfl.federation.wire import pack
 
 MODELS = "clients.models=[{encoder='resnet8', gpu_fraction=0.6}, 'resnet10', {encoder='vit', gpu_fraction=0.3}]"
 

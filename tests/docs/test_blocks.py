@@ -20,7 +20,7 @@ from helpers.commands import check_line, words
 from helpers.pictures import write_folders
 from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config, parse_config
-from hetero_ssfl.federation.sites.node_settings import read_node
+from hetero_ssfl.federation.participants.node_settings import read_node
 
 # docs/commands.md holds the examples of --help, which test_help.py checks.
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "commands.md"})]

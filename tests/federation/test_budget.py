@@ -14,8 +14,7 @@ from torch import nn
 from helpers.instructions import RAD, Owner, tiny
 from hetero_ssfl.data import Counts
 from hetero_ssfl.errors import ProtocolError
-from hetero_ssfl.federation.records import fields_of
-from hetero_ssfl.federation.sites.limits import (
+from hetero_ssfl.federation.participants.limits import (
     Held,
     LimitsConfig,
     check_costs,
@@ -24,8 +23,9 @@ from hetero_ssfl.federation.sites.limits import (
     memory_bytes,
     training_seconds,
 )
-from hetero_ssfl.federation.sites.node import open_node
-from hetero_ssfl.federation.sites.node_settings import read_node
+from hetero_ssfl.federation.participants.node import open_node
+from hetero_ssfl.federation.participants.node_settings import read_node
+from hetero_ssfl.federation.wire import fields_of
 from hetero_ssfl.learning.encoders import build_encoder
 from hetero_ssfl.learning.learner import build_learner, count_parameters
 from hetero_ssfl.learning.work import Work, work_of

@@ -12,7 +12,7 @@ from helpers.photographs import write_photographs
 from helpers.saved import change_config
 from hetero_ssfl.data import take_snapshot, what_changed
 from hetero_ssfl.errors import DataError
-from hetero_ssfl.federation.sites import SimulatedSite
+from hetero_ssfl.federation.participants import SimulatedSite
 from hetero_ssfl.plugins import remember_places
 from hetero_ssfl.runs.folder import SOURCES, RunFolder
 

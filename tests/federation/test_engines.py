@@ -7,7 +7,7 @@ import pytest
 
 from helpers.whole_runs import assert_same, everything, run, tiny
 from hetero_ssfl.errors import ConfigError, RunError
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation.start import start
 
 
 def test_simulation_engine_is_bit_identical_to_worker_processes(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from helpers.commands import PROGRAM
 from helpers.federations import write_images
 from helpers.whole_runs import tiny
 from hetero_ssfl.federation.engines.workers import WorkerGrid
-from hetero_ssfl.federation.records import pack
-from hetero_ssfl.federation.sites import Setup
+from hetero_ssfl.federation.participants import Setup
+from hetero_ssfl.federation.wire import pack
 from hetero_ssfl.runs.folder import RunFolder
 
 

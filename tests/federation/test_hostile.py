@@ -22,11 +22,11 @@ from hetero_ssfl.errors import ProtocolError
 from hetero_ssfl.federation.client.app import app
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.engines.workers import RUN_ID
-from hetero_ssfl.federation.records import arrays_of, fields_of, metrics_of, pack, read_update
+from hetero_ssfl.federation.participants.node import open_node
+from hetero_ssfl.federation.participants.node_rad import find_rad
+from hetero_ssfl.federation.participants.node_settings import read_node
 from hetero_ssfl.federation.server.loop import Server
-from hetero_ssfl.federation.sites.node import open_node
-from hetero_ssfl.federation.sites.node_rad import find_rad
-from hetero_ssfl.federation.sites.node_settings import read_node
+from hetero_ssfl.federation.wire import arrays_of, fields_of, metrics_of, pack, read_update
 from hetero_ssfl.methods import Broadcast, ServerState, method_for
 
 ROSTER = ("node-0", "node-1", "node-2")

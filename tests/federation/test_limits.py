@@ -7,8 +7,8 @@ import pytest
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ProtocolError
-from hetero_ssfl.federation.sites.node import check_instruction
-from hetero_ssfl.federation.sites.node_settings import NodeSettings
+from hetero_ssfl.federation.participants.node import check_instruction
+from hetero_ssfl.federation.participants.node_settings import NodeSettings
 
 
 def test_an_installed_method_is_imported_only_if_the_owner_listed_it(

@@ -14,16 +14,17 @@ from helpers.saved import lines
 from hetero_ssfl.config import load_config
 from hetero_ssfl.data import digest
 from hetero_ssfl.errors import ConfigError, ProtocolError, RunError
-from hetero_ssfl.federation import reevaluate, start
-from hetero_ssfl.federation.records import fields_of, rad_of
-from hetero_ssfl.federation.sites import NodeSite
-from hetero_ssfl.federation.sites.node import check_instruction, open_node
-from hetero_ssfl.federation.sites.node_rad import check_rad, find_rad, save_rad
-from hetero_ssfl.federation.sites.node_settings import read_node
+from hetero_ssfl.federation.participants import NodeSite
+from hetero_ssfl.federation.participants.node import check_instruction, open_node
+from hetero_ssfl.federation.participants.node_rad import check_rad, find_rad, save_rad
+from hetero_ssfl.federation.participants.node_settings import read_node
+from hetero_ssfl.federation.start import start
+from hetero_ssfl.federation.wire import fields_of, rad_of
 from hetero_ssfl.learning.learner import Learner
 from hetero_ssfl.report.status import read_status
 from hetero_ssfl.report.tables import Result, results_table
 from hetero_ssfl.runs.files import load_tensors
+from hetero_ssfl.use.encoders import reevaluate
 
 
 @pytest.fixture

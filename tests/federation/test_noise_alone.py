@@ -13,8 +13,8 @@ from helpers.saved import lines
 from hetero_ssfl.config import parse_config
 from hetero_ssfl.errors import ConfigError, FaultError, LostStateError
 from hetero_ssfl.federation.continuing import continue_with
-from hetero_ssfl.federation.records import arrays_of, fields_of
 from hetero_ssfl.federation.server.loop import Server
+from hetero_ssfl.federation.wire import arrays_of, fields_of
 from hetero_ssfl.privacy.accountant import epsilon_of, noise_multiplier
 from hetero_ssfl.report.page import render
 from hetero_ssfl.use.card import model_card

@@ -18,14 +18,14 @@ from helpers.whole_runs import assert_same, everything, run, tiny
 from hetero_ssfl.config import Config
 from hetero_ssfl.data import to_input
 from hetero_ssfl.errors import ConfigError, DataError, FaultError, RunError
-from hetero_ssfl.federation import open_run, resume, start
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.engines import workers
 from hetero_ssfl.federation.engines.workers import InlineGrid, WorkerGrid
-from hetero_ssfl.federation.records import Header, pack
+from hetero_ssfl.federation.participants import NodeSite, Setup, SimulatedSite
+from hetero_ssfl.federation.participants.participant import Participant
 from hetero_ssfl.federation.server import loop, saving
-from hetero_ssfl.federation.sites import NodeSite, Setup, SimulatedSite
-from hetero_ssfl.federation.sites.participant import Participant
+from hetero_ssfl.federation.start import open_run, resume, start
+from hetero_ssfl.federation.wire import Header, pack
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import ServerState
 from hetero_ssfl.runs.events import Evaluating, Event, Progressed, Warned

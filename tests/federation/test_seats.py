@@ -13,10 +13,10 @@ from helpers.instructions import RAD, Owner, tiny
 from helpers.rig import Rig, tensors
 from hetero_ssfl.config import ClientsConfig, SeatConfig
 from hetero_ssfl.errors import ProtocolError
-from hetero_ssfl.federation.records import arrays_of, fields_of, metrics_of, pack
 from hetero_ssfl.federation.server.loop import Server
 from hetero_ssfl.federation.server.roster import Roster
 from hetero_ssfl.federation.server.seats import Seats, believed_sizes, typical_opening
+from hetero_ssfl.federation.wire import arrays_of, fields_of, metrics_of, pack
 from hetero_ssfl.learning.probes import accuracy, balanced_accuracy
 from hetero_ssfl.methods import HeteroSSFL, ServerState, Update
 from hetero_ssfl.runs.files import load_tensors

@@ -19,14 +19,14 @@ from helpers.saved import lines
 from hetero_ssfl.config import parse_config
 from hetero_ssfl.deploy import pki
 from hetero_ssfl.errors import ConfigError, ProtocolError
-from hetero_ssfl.federation import start
 from hetero_ssfl.federation.client.memory import ClientCache
-from hetero_ssfl.federation.records import arrays_of, fields_of, texts_of, with_lists
+from hetero_ssfl.federation.participants.node import check_instruction, open_node
+from hetero_ssfl.federation.participants.node_rad import find_rad
+from hetero_ssfl.federation.participants.node_settings import read_node
 from hetero_ssfl.federation.server.loop import Server
-from hetero_ssfl.federation.sites.node import check_instruction, open_node
-from hetero_ssfl.federation.sites.node_rad import find_rad
-from hetero_ssfl.federation.sites.node_settings import read_node
-from hetero_ssfl.federation.sum_records import new_session, roster_of, with_roster
+from hetero_ssfl.federation.start import start
+from hetero_ssfl.federation.wire import arrays_of, fields_of, texts_of, with_lists
+from hetero_ssfl.federation.wire_sums import new_session, roster_of, with_roster
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import Broadcast, ServerState, Update, method_for
 from hetero_ssfl.privacy.sums import FEWEST, advertise, fingerprint

@@ -12,12 +12,13 @@ from helpers.whole_runs import tiny
 from hetero_ssfl import Client, federate
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ProtocolError, RunError
-from hetero_ssfl.federation import open_run, participants
 from hetero_ssfl.federation.client.app import ClientProcess
-from hetero_ssfl.federation.sites import NodeSite, SimulatedSite, open_site
-from hetero_ssfl.federation.sites.python import ReopenedPythonSite
+from hetero_ssfl.federation.participants import NodeSite, SimulatedSite, open_site
+from hetero_ssfl.federation.participants.python import ReopenedPythonSite
+from hetero_ssfl.federation.start import open_run
 from hetero_ssfl.runs.files import save_tensors
 from hetero_ssfl.runs.folder import RunFolder, resume_command
+from hetero_ssfl.use.encoders import participants
 
 
 def simulated(path: Path) -> RunFolder:

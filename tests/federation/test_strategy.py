@@ -14,7 +14,7 @@ from helpers.grids import LocalGrid
 from hetero_ssfl import AlignmentConfig, HeteroSSFLStrategy, client_factor
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.federation.engines.workers import RUN_ID, SERVER_NODE, set_identity
-from hetero_ssfl.federation.records import decode, encode
+from hetero_ssfl.federation.wire import decode, encode
 from hetero_ssfl.seeding import rng_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_project.py"

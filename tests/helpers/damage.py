@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from hetero_ssfl.federation import participants
 from hetero_ssfl.federation.engines.workers import InlineGrid
-from hetero_ssfl.federation.running import open_run, serve
-from hetero_ssfl.federation.sites import SimulatedSite
+from hetero_ssfl.federation.participants import SimulatedSite
+from hetero_ssfl.federation.start import open_run, serve
 from hetero_ssfl.runs.events import Event, Listener, RoundBegun
 from hetero_ssfl.runs.folder import RunFolder
+from hetero_ssfl.use.encoders import participants
 from hetero_ssfl.use.models import find_models
 
 from .whole_runs import everything, tiny

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from hetero_ssfl.config import parse_config
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation.start import start
 from hetero_ssfl.runs.events import Event
 
 

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from hetero_ssfl.federation.client.app import ClientProcess, client_app
 from hetero_ssfl.federation.engines.workers import RUN_ID, SERVER_NODE, set_identity
-from hetero_ssfl.federation.records import decode, encode
+from hetero_ssfl.federation.wire import decode, encode
 
 Tamper = Callable[[Message, Message], Message | None]
 

@@ -14,7 +14,7 @@ from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.data import digest
 from hetero_ssfl.federation.client.app import ClientProcess, client_app
 from hetero_ssfl.federation.engines.workers import RUN_ID, set_identity
-from hetero_ssfl.federation.records import Scalar, decode, encode, pack, with_rad
+from hetero_ssfl.federation.wire import Scalar, decode, encode, pack, with_rad
 
 from .federations import write_images, write_node
 

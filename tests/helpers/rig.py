@@ -7,10 +7,10 @@ import torch
 from flwr.app import Message
 
 from hetero_ssfl.config import load_config
-from hetero_ssfl.federation import open_run
+from hetero_ssfl.federation.participants import NodeSite
 from hetero_ssfl.federation.server.loop import Server
 from hetero_ssfl.federation.server.status_file import reporting
-from hetero_ssfl.federation.sites import NodeSite
+from hetero_ssfl.federation.start import open_run
 from hetero_ssfl.runs.events import Event
 from hetero_ssfl.runs.folder import RunFolder
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from hetero_ssfl.config import Config, load_config
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation.start import start
 from hetero_ssfl.runs.files import load_tensors
 from hetero_ssfl.runs.folder import RunFolder
 

@@ -19,7 +19,7 @@ from helpers.browser import CHROMIUM, Browser
 from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError, RunError
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation.start import start
 from hetero_ssfl.methods import FedAvg
 from hetero_ssfl.report import svg
 from hetero_ssfl.report.blocks import Figures, Folded

@@ -8,7 +8,7 @@ import pytest
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError, RunError
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation.start import start
 from hetero_ssfl.report import plots
 from hetero_ssfl.report.page import render
 from hetero_ssfl.report.tables import (

@@ -16,11 +16,11 @@ from helpers.saved import lines, server_tensors
 from helpers.whole_runs import assert_same, everything, run
 from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy.local import Rehearsal
-from hetero_ssfl.federation import start
 from hetero_ssfl.federation.client.memory import ClientCache
-from hetero_ssfl.federation.sites.node import open_node
-from hetero_ssfl.federation.sites.node_rad import find_rad
-from hetero_ssfl.federation.sites.node_settings import read_node
+from hetero_ssfl.federation.participants.node import open_node
+from hetero_ssfl.federation.participants.node_rad import find_rad
+from hetero_ssfl.federation.participants.node_settings import read_node
+from hetero_ssfl.federation.start import start
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import Broadcast, ServerState, method_for
 from hetero_ssfl.runs.folder import RunFolder

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hetero_ssfl.config import load_config
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation.start import start
 
 TINY = ["data.limit=260", "data.validation=60", "rad.size=32", "alignment.rad_batch=16", "evaluation.epochs=5"]
 

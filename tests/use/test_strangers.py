@@ -15,7 +15,7 @@ from helpers.saved import change_config
 from hetero_ssfl import Run
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import HeteroSSFLError
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation.start import start
 from hetero_ssfl.report.page import render
 from hetero_ssfl.runs.files import save_tensors
 from hetero_ssfl.runs.folder import RunFolder
@@ -118,7 +118,7 @@ def test_the_data_of_a_strangers_run_are_not_read_unless_asked_for(
     read = []
     change_config(path, {"data.source": str(images)})
     with monkeypatch.context() as patch:
-        patch.setattr("hetero_ssfl.federation.sites.simulated.load_images", lambda *_: read.append(1))
+        patch.setattr("hetero_ssfl.federation.participants.simulated.load_images", lambda *_: read.append(1))
         code, _, said = call("evaluate", path)
         assert code == 2
         assert f"data.source = '{images}' was not used for training on this machine" in said

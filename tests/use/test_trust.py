@@ -12,7 +12,7 @@ import pytest
 from hetero_ssfl import plugins
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation.start import start
 from hetero_ssfl.plugins import check_trusted, is_trusted, remember
 from hetero_ssfl.report.page import render
 from hetero_ssfl.runs.files import save_tensors, write_json

@@ -33,10 +33,11 @@ from ..config import (
 )
 from ..data import Data
 from ..errors import ConfigError
-from ..federation import continue_with, default_folder, open_run
-from ..federation.records import NAME
-from ..federation.sites.python import PythonSite
-from ..federation.sites.reading import GivenData, enough, read_clients, sources_of
+from ..federation.continuing import continue_with
+from ..federation.participants.python import PythonSite
+from ..federation.participants.reading import GivenData, enough, read_clients, sources_of
+from ..federation.start import default_folder, open_run
+from ..federation.wire import NAME
 from ..learning.encoders import check_name
 from ..learning.losses import LocalLoss
 from ..methods import Method

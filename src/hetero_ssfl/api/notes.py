@@ -6,8 +6,8 @@ from pathlib import Path
 from torch import nn
 
 from ..config import Config
-from ..federation import namesake
-from ..federation.sites import Site
+from ..federation.participants import Site
+from ..federation.start import namesake
 from ..plugins import find, is_at_hand
 from ..runs.folder import RunFolder
 from ..terminal import Console

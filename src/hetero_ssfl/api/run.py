@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from ..config import Config, evaluation_config
 from ..data import Data
 from ..errors import ConfigError, RunError
-from ..federation import continue_with, encoders_of, mutual_cka_of, open_run, reevaluate, run_here
-from ..federation.running import Encoders
-from ..federation.sites import Site, open_site
+from ..federation.continuing import continue_with
+from ..federation.participants import Site, open_site
+from ..federation.start import open_run, run_here
 from ..plugins import GIVEN, Given
 from ..progress import RunView
 from ..report.page import write_report
@@ -25,6 +25,7 @@ from ..runs.events import ClientTrained, Listener
 from ..runs.folder import RunFolder
 from ..terminal import Console
 from ..use.embedding import embed_data
+from ..use.encoders import Encoders, encoders_of, mutual_cka_of, reevaluate
 from ..use.evaluating import evaluate_on, read_new_data
 from ..use.exporting import check_format
 from ..use.exporting import export as export_model

@@ -28,10 +28,10 @@ from torch import Tensor
 from ..config import Config
 from ..data import Images, random_view, to_input
 from ..errors import RunError
-from ..federation import end_with_parent
-from ..federation.running import participants, torch_threads
-from ..federation.sites import SimulatedSite
-from ..federation.sites.participant import Participant
+from ..federation.engines.forkserver import end_with_parent
+from ..federation.participants import SimulatedSite
+from ..federation.participants.participant import Participant
+from ..federation.start import torch_threads
 from ..kernels.cka import factor_cka
 from ..kernels.factor import kernel_factor
 from ..kernels.mean import combine_sketches
@@ -45,6 +45,7 @@ from ..methods.hetero import Alignment
 from ..methods.kernels import Kernels, trace_of
 from ..runs.folder import RunFolder
 from ..seeding import rng_for
+from ..use.encoders import participants
 from .class_mix import class_features, class_scores, guessed, held_classes, hit_rate, hit_rate_of_chance
 from .membership import agreement, area_under_curve, standardised, true_positive_rate, true_positive_rate_of_chance
 from .stealing import steal

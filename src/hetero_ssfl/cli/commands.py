@@ -139,7 +139,8 @@ def _resume(path: Path, overrides: list[str], as_json: bool, quiet: bool) -> Non
     folder = RunFolder.open(path)
     if overrides:
         from ..config import settings_of
-        from ..federation import check_resumable, continue_with
+        from ..federation.continuing import continue_with
+        from ..federation.start import check_resumable
 
         check_resumable(folder)
         continue_with(folder, settings_of(overrides))
@@ -161,7 +162,7 @@ def _train(
 
     if config.engine.kind == "in-process":
         open_fork_server()  # imports torch for the workers while this process imports it for itself
-    from ..federation import default_folder, fitted, resume, site_for, start
+    from ..federation.start import default_folder, fitted, resume, site_for, start
     from ..progress import RunView
     from ..report.tables import Result, results_table
 
@@ -272,7 +273,7 @@ def evaluate(
     )  # requires a finished run: probing earlier would invite tuning on the result
     config = evaluation_config(folder.config, settings_of(set_ or []))
     if images is None:
-        from ..federation import reevaluate
+        from ..use.encoders import reevaluate
 
         clients, classes = reevaluate(folder, config, split), len(folder.read_json("facts.json").get("classes", ()))
     else:

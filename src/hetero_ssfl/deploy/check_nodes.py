@@ -15,10 +15,10 @@ from ..data import count_images, load_images, validation_size
 from ..data.sources import locate, open_rows
 from ..data.streams import each_image
 from ..errors import ConfigError, DataError
-from ..federation.sites.limits import check_text
-from ..federation.sites.node import open_node
-from ..federation.sites.node_rad import blank_rad
-from ..federation.sites.node_settings import NodeSettings
+from ..federation.participants.limits import check_text
+from ..federation.participants.node import open_node
+from ..federation.participants.node_rad import blank_rad
+from ..federation.participants.node_settings import NodeSettings
 from ..learning.work import work_of
 from ..plugins import TRUST_VARIABLE, is_trusted
 from .findings import UNCHECKED, Part

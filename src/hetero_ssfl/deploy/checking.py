@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..config import Config, load_config
 from ..errors import ConfigError, HeteroSSFLError
-from ..federation.sites.node_settings import NodeSettings, read_node
+from ..federation.participants.node_settings import NodeSettings, read_node
 from ..plugins import modules_beside
 from . import check_files, check_nodes
 from .findings import UNCHECKED, Finding, collect

@@ -17,7 +17,7 @@ from ..config import AlignmentConfig, Config, RadConfig
 from ..errors import ConfigError, ProtocolError
 from ..methods import ServerState, Update
 from ..methods.hetero import HeteroSSFL
-from .records import arrays_of
+from .wire import arrays_of
 
 log = logging.getLogger(__name__)
 

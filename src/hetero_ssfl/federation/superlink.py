@@ -15,8 +15,8 @@ from ..data import fit_rad
 from ..errors import ConfigError, HeteroSSFLError
 from ..runs.events import Answered, Event, Warned
 from .logs import log_to_stderr
-from .running import open_run, serve
-from .sites import NodeSite
+from .participants import NodeSite
+from .start import open_run, serve
 
 log = logging.getLogger(__name__)
 server_app = ServerApp()

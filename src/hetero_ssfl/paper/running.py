@@ -9,7 +9,8 @@ from rich.progress import track
 
 from ..config import parse_config
 from ..errors import FaultError, TooFewRepliesError
-from ..federation import end_with_parent, start
+from ..federation.engines.forkserver import end_with_parent
+from ..federation.start import start
 from ..progress import RunView
 from ..terminal import Console
 from .cells import Cell, Scale

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from ..config import Config
 from ..data import Data, Images, agree_on_classes, is_pixels, read_with_test, without_trained
 from ..errors import DataError
-from ..federation import encoders_of
-from ..federation.sites import open_site
+from ..federation.participants import open_site
 from ..learning.features import extract_features
 from ..learning.probes import Labeled, few_labels, probe
 from ..runs.folder import RunFolder
 from .embedding import check_alike
+from .encoders import encoders_of
 
 
 def read_new_data(data: Data, labels: Any, test: Data, config: Config, rad: Tensor) -> tuple[Images, Images]:

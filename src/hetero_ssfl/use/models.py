@@ -151,7 +151,7 @@ def find_models(path: Path, client: str | None) -> list[ModelFolder]:
 
 def _model_folders(run: RunFolder) -> dict[str, Path]:
     """Return the folder of each client's model, by name."""
-    from ..federation.sites import open_site
+    from ..federation.participants import open_site
 
     found = open_site(run).model_folders(run)
     if not found:

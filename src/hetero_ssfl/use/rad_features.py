@@ -1,11 +1,12 @@
 """Load a run's encoders and compute their features of the RAD for a report."""
 
-from ..federation import encoders_of, warn_of_changed_data
-from ..federation.sites import open_site
+from ..federation.participants import open_site
+from ..federation.start import warn_of_changed_data
 from ..learning.features import extract_features
 from ..report.rad_features import MOST_CLIENTS, RadFeatures, left_out, rad_of, shown_rows
 from ..report.reported_run import without_folders
 from ..runs.folder import RunFolder
+from .encoders import encoders_of
 
 
 def read_rad_features(folder: RunFolder, trained: bool) -> RadFeatures:

@@ -21,7 +21,10 @@ from ...methods.base import check_finite
 from ...plugins import remember
 from ...runs.folder import RunFolder
 from ..logs import log_to_stderr
-from ..records import (
+from ..participants import NodeSite, SimulatedSite, Site
+from ..participants.node import RadMissingError
+from ..participants.participant import Participant
+from ..wire import (
     DIVERGED,
     LOST_STATE,
     Header,
@@ -34,10 +37,7 @@ from ..records import (
     pack_update,
     rad_of,
 )
-from ..sites import NodeSite, SimulatedSite, Site
-from ..sites.node import RadMissingError
-from ..sites.participant import Participant
-from ..sum_records import pack_vector, session_of
+from ..wire_sums import pack_vector, session_of
 from .budget import Budget, keep_figures
 from .faults import full_text, public_text
 from .memory import ClientCache

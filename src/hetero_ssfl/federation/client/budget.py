@@ -7,7 +7,7 @@ from ...errors import ProtocolError
 from ...methods import method_for
 from ...privacy.accountant import epsilon_of
 from ...runs.files import read_json, write_json
-from ..sites.participant import Participant
+from ..participants.participant import Participant
 
 
 class Budget:

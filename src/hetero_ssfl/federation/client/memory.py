@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...learning.learner import Learner
 from ...learning.training import TrainingClient
-from ..sites.participant import Participant
+from ..participants.participant import Participant
 
 
 class Kept(NamedTuple):

@@ -8,7 +8,7 @@ from ...learning.learner import Learner, count_parameters
 from ...learning.probes import Labeled, accuracy, balanced_accuracy, few_labels, probe
 from ...learning.training import TrainingClient
 from ...runs.files import save_tensors, write_json
-from ..sites.participant import Participant
+from ..participants.participant import Participant
 from .budget import Budget
 
 

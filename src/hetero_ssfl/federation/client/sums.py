@@ -29,9 +29,9 @@ from ...privacy.sums import (
     share,
 )
 from ...runs.files import write_json
-from ..records import texts_of
-from ..sites.participant import Participant
-from ..sum_records import named_of, roster_of, with_named, with_roster
+from ..participants.participant import Participant
+from ..wire import texts_of
+from ..wire_sums import named_of, roster_of, with_named, with_roster
 
 KEPT = "secure-sum"
 MOST_SEEN = 10_000  # fingerprints of keys

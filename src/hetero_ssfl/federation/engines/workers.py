@@ -26,13 +26,13 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from ..records import decode, decode_state, encode, encode_state
+from ..wire import decode, decode_state, encode, encode_state
 from .forkserver import end_with_parent, interrupts_ignored, open_fork_server, script_hidden
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
-    from ..sites import Site
+    from ..participants import Site
 
 SERVER_NODE = 1
 RUN_ID = 1

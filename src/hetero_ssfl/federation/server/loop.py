@@ -38,7 +38,7 @@ from ...runs.events import (
 )
 from ...runs.folder import RunFolder, change_command, resume_command
 from ...seeding import rng_for
-from ..records import Scalar, check_size, pack, read_figures, read_update
+from ..wire import Scalar, check_size, pack, read_figures, read_update
 from .outcome import Outcome
 from .roster import Roster
 from .saving import Saved, restore_state, save_contribution, save_state, step_back

@@ -18,7 +18,7 @@ from ...privacy.sums import FEWEST
 from ...runs.events import Answered, Joined, Left, Listener, Warned
 from ...runs.files import append_line
 from ...runs.folder import FAULTS, RunFolder, resume_command
-from ..records import (
+from ..wire import (
     DIVERGED,
     LOST_STATE,
     NAME,

@@ -13,8 +13,8 @@ from ...errors import ProtocolError
 from ...methods import ClientId, Method, ServerState
 from ...privacy.sums import MaskedSum, Rules, SumFailedError
 from ...runs.events import ClientTrained, Event
-from ..records import blobs_of, check_header, check_size, fields_of, header_of, pack, with_lists
-from ..sum_records import named_of, new_session, roster_of, vector_of, with_named, with_roster
+from ..wire import blobs_of, check_header, check_size, fields_of, header_of, pack, with_lists
+from ..wire_sums import named_of, new_session, roster_of, vector_of, with_named, with_roster
 from .outcome import Outcome
 from .roster import Roster
 

@@ -14,35 +14,27 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from flwr.serverapp import Grid
-from torch import Tensor, nn
 
 from ..config import Config, differences, flat
 from ..data import fit_rad, fit_to_data, is_here
 from ..errors import ConfigError, DataError, HeteroSSFLError, RunError
-from ..kernels.cka import mutual_cka
-from ..learning.features import extract_features
 from ..methods import method_for
-from ..plugins import check_place, check_trusted, is_known_place, is_missing, missing_object, remember, remember_places
+from ..plugins import is_known_place, remember, remember_places
 from ..runs.events import Listener, Progressed
 from ..runs.files import append_line
 from ..runs.folder import FAULTS, RunFolder, resume_command
-from .client.scoring import evaluate
 from .continuing import WHO_MAY_JOIN, continue_with
 from .engines.forkserver import open_fork_server
 from .engines.workers import InlineGrid, WorkerGrid
-from .records import Header
+from .participants import NodeSite, SimulatedSite, Site, open_site
+from .participants.simulated import data_changes
 from .server.loop import Server
 from .server.status_file import reporting
 from .server.tensorboard import check_tracking, tracking
-from .sites import NodeSite, PythonSite, SimulatedSite, Site, open_site
-from .sites.node import RadMissingError
-from .sites.participant import Participant
-from .sites.simulated import data_changes
 
 log = logging.getLogger(__name__)
 
@@ -256,63 +248,6 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# --- the participants of an existing run ---
-
-
-def participants(folder: RunFolder, site: Site, config: Config) -> Iterator[Participant]:
-    """Yield the participants on this machine in their current state."""
-    for number in range(len(site.names(config))):
-        yield participant_of(folder, site, config, number)
-
-
-def participant_of(folder: RunFolder, site: Site, config: Config, number: int) -> Participant:
-    """Return one participant on this machine in its current state.
-
-    A run folder from elsewhere may name code to import, so that code must be trusted first.
-    """
-    check_trusted(config.method, "method")
-    spec = site.encoder(number, config)
-    if is_missing(spec):
-        raise RunError(f"{missing_object('encoder', spec)}: {resume_command(folder.path)}.")
-    check_trusted(spec, "encoder")
-    facts = folder.read_json("facts.json")
-    header = Header(facts.get("federation", ""), 0, facts.get("rad_digest", ""))
-    trained = {} if site.may_be_away else (folder.committed() or {}).get("trained", {})
-    try:
-        participant = site.participant(number, config, header)
-        return replace(participant, trained=trained.get(participant.name))
-    except RadMissingError as error:
-        raise RunError(str(error)) from None
-
-
-@dataclass(frozen=True)
-class Encoders:
-    """The encoders of a run that can be built in this process, and why the others cannot."""
-
-    found: dict[str, nn.Module]
-    rad: Tensor | None
-    missing: dict[str, str]
-
-    def require(self) -> "Encoders":
-        """Raise RunError if there is none."""
-        if not self.found:
-            raise RunError(" ".join(dict.fromkeys(self.missing.values())))
-        return self
-
-
-def encoders_of(folder: RunFolder, site: Site, trained: bool = True, clients: Sequence[int] | None = None) -> Encoders:
-    """Build the clients' encoders, trained or untrained. One that cannot be built does not hide the others."""
-    config = folder.config
-    names, found, missing, rad = site.names(config), {}, {}, None
-    for number in range(len(names)) if clients is None else clients:
-        try:
-            participant = participant_of(folder, site, config, number)
-            found[participant.name], rad = participant.encoder(trained), participant.rad
-        except (HeteroSSFLError, RuntimeError) as error:  # RuntimeError: the encoder's code has changed since training
-            missing[names[number]] = str(error)
-    return Encoders(found, rad, missing)
-
-
 def places_of(folder: RunFolder) -> list[str]:
     """Return the data that a run folder names, and the node settings files."""
     facts = folder.read_json("facts.json")
@@ -320,38 +255,3 @@ def places_of(folder: RunFolder) -> list[str]:
         return [folder.config.data.source]
     named = [own for own in facts.get("sources", {}).get("clients", {}).values() if own]
     return [*facts.get("nodes", []), *(place for own in named for place in own.values() if place)]
-
-
-def check_data(folder: RunFolder) -> None:
-    """Raise ConfigError if the data of a run were not used on this machine: the folder may come from someone else."""
-    for place in places_of(folder) if folder.site != "nodes" else ():
-        if not is_here(place):
-            check_place(place, "data.source")
-
-
-def reevaluate(
-    folder: RunFolder, config: Config, split: str, site: Site | None = None
-) -> Iterator[tuple[str, dict[str, float]]]:
-    """Probe a run's models again, one client at a time. `config` may change settings of `[evaluation]`.
-
-    Encoders that were passed as objects and do not exist in this process are left out, with a warning.
-    """
-    if site is None or type(site) is not PythonSite:  # objects of this program come from no folder
-        check_data(folder)
-    site = site or open_site(folder)
-    names = site.names(config)
-    here = [k for k in range(len(names)) if not is_missing(site.encoder(k, config))]
-    for number in sorted(set(range(len(names))) - set(here)):
-        log.warning("%s is left out: its encoder was passed as an object that does not exist here", names[number])
-    with torch_threads(config.engine.threads):
-        for number in here:
-            participant = participant_of(folder, site, config, number)
-            yield participant.name, evaluate(participant, participant.newest(), split)
-
-
-def mutual_cka_of(folder: RunFolder, site: Site, trained: bool) -> tuple[list[str], Tensor]:
-    """Return names and mutual CKA on the RAD of the encoders that can be built, before or after training."""
-    built = encoders_of(folder, site, trained).require()
-    assert built.rad is not None
-    features = [extract_features(encoder, built.rad) for encoder in built.found.values()]
-    return list(built.found), mutual_cka(features)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...data import digest
 from ...errors import DamagedError, ProtocolError
 from ...runs.files import load_tensors, save_tensors
-from ..records import DIGEST
+from ..wire import DIGEST
 from .node_settings import NodeSettings
 
 log = logging.getLogger(__name__)

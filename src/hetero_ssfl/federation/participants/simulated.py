@@ -16,7 +16,7 @@ from ...learning.learner import build_learner
 from ...methods import method_class
 from ...runs.files import load_tensors
 from ...runs.folder import SOURCES, RunFolder, SiteKind, client_name
-from ..records import Header
+from ..wire import Header
 from .participant import Participant
 from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of, try_own_functions
 

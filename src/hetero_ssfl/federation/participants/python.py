@@ -23,7 +23,7 @@ from ...methods import method_class
 from ...plugins import GIVEN, find, is_at_hand, is_missing
 from ...runs.files import load_tensors
 from ...runs.folder import RunFolder, SiteKind, resume_command
-from ..records import Header
+from ..wire import Header
 from .participant import Participant, blank
 from .reading import PreparedClient, given_again, read_clients
 from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of, try_own_functions

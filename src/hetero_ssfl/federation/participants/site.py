@@ -17,7 +17,7 @@ from ...kernels.cka import gram
 from ...plugins import place
 from ...runs.files import save_tensors
 from ...runs.folder import SOURCES, RunFolder, SiteKind
-from ..records import Header
+from ..wire import Header
 from .participant import Participant
 
 NodeConfig = dict[str, str | int | float]

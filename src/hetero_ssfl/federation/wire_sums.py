@@ -17,7 +17,7 @@ from flwr.app import RecordDict
 
 from ..errors import ProtocolError
 from ..privacy.sums import SIGNED, UNSIGNED, Layout, PublicKeys, Session, Vector
-from .records import Header, Scalar, arrays_of, blobs_of, pack, texts_of, with_lists
+from .wire import Header, Scalar, arrays_of, blobs_of, pack, texts_of, with_lists
 
 ATTEMPT = re.compile(r"[0-9a-f]{32}")
 

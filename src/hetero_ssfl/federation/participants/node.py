@@ -23,7 +23,7 @@ from ...learning.work import Work, work_of
 from ...methods import METHODS, method_class
 from ...runs.folder import RunFolder, SiteKind
 from ...runs.states import StateFolder
-from ..records import FEDERATION, Header, check_size, fields_of
+from ..wire import FEDERATION, Header, check_size, fields_of
 from .identity import Identity, open_identity
 from .limits import MOST_FRACTIONS, Held, check_costs, check_numbers, check_text
 from .node_rad import blank_rad, check_rad, find_rad, save_rad

@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field, PositiveInt
 
 from ...config import DataConfig, ModelConfig, Precision, Section, as_model, validate
 from ...errors import ConfigError
-from ..records import NAME
+from ..wire import NAME
 from .limits import LimitsConfig
 
 

@@ -1,0 +1,114 @@
+"""The participants of an existing run: their encoders, their probes and how alike they are."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from ..config import Config
+from ..data import is_here
+from ..errors import HeteroSSFLError, RunError
+from ..federation.client.scoring import evaluate
+from ..federation.participants import PythonSite, Site, open_site
+from ..federation.participants.node import RadMissingError
+from ..federation.participants.participant import Participant
+from ..federation.start import places_of, torch_threads
+from ..federation.wire import Header
+from ..kernels.cka import mutual_cka
+from ..learning.features import extract_features
+from ..plugins import check_place, check_trusted, is_missing, missing_object
+from ..runs.folder import RunFolder, resume_command
+
+# --- the participants of an existing run ---
+
+log = logging.getLogger(__name__)
+
+
+def participants(folder: RunFolder, site: Site, config: Config) -> Iterator[Participant]:
+    """Yield the participants on this machine in their current state."""
+    for number in range(len(site.names(config))):
+        yield participant_of(folder, site, config, number)
+
+
+def participant_of(folder: RunFolder, site: Site, config: Config, number: int) -> Participant:
+    """Return one participant on this machine in its current state.
+
+    A run folder from elsewhere may name code to import, so that code must be trusted first.
+    """
+    check_trusted(config.method, "method")
+    spec = site.encoder(number, config)
+    if is_missing(spec):
+        raise RunError(f"{missing_object('encoder', spec)}: {resume_command(folder.path)}.")
+    check_trusted(spec, "encoder")
+    facts = folder.read_json("facts.json")
+    header = Header(facts.get("federation", ""), 0, facts.get("rad_digest", ""))
+    trained = {} if site.may_be_away else (folder.committed() or {}).get("trained", {})
+    try:
+        participant = site.participant(number, config, header)
+        return replace(participant, trained=trained.get(participant.name))
+    except RadMissingError as error:
+        raise RunError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """The encoders of a run that can be built in this process, and why the others cannot."""
+
+    found: dict[str, nn.Module]
+    rad: Tensor | None
+    missing: dict[str, str]
+
+    def require(self) -> "Encoders":
+        """Raise RunError if there is none."""
+        if not self.found:
+            raise RunError(" ".join(dict.fromkeys(self.missing.values())))
+        return self
+
+
+def encoders_of(folder: RunFolder, site: Site, trained: bool = True, clients: Sequence[int] | None = None) -> Encoders:
+    """Build the clients' encoders, trained or untrained. One that cannot be built does not hide the others."""
+    config = folder.config
+    names, found, missing, rad = site.names(config), {}, {}, None
+    for number in range(len(names)) if clients is None else clients:
+        try:
+            participant = participant_of(folder, site, config, number)
+            found[participant.name], rad = participant.encoder(trained), participant.rad
+        except (HeteroSSFLError, RuntimeError) as error:  # RuntimeError: the encoder's code has changed since training
+            missing[names[number]] = str(error)
+    return Encoders(found, rad, missing)
+
+
+def check_data(folder: RunFolder) -> None:
+    """Raise ConfigError if the data of a run were not used on this machine: the folder may come from someone else."""
+    for place in places_of(folder) if folder.site != "nodes" else ():
+        if not is_here(place):
+            check_place(place, "data.source")
+
+
+def reevaluate(
+    folder: RunFolder, config: Config, split: str, site: Site | None = None
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Probe a run's models again, one client at a time. `config` may change settings of `[evaluation]`.
+
+    Encoders that were passed as objects and do not exist in this process are left out, with a warning.
+    """
+    if site is None or type(site) is not PythonSite:  # objects of this program come from no folder
+        check_data(folder)
+    site = site or open_site(folder)
+    names = site.names(config)
+    here = [k for k in range(len(names)) if not is_missing(site.encoder(k, config))]
+    for number in sorted(set(range(len(names))) - set(here)):
+        log.warning("%s is left out: its encoder was passed as an object that does not exist here", names[number])
+    with torch_threads(config.engine.threads):
+        for number in here:
+            participant = participant_of(folder, site, config, number)
+            yield participant.name, evaluate(participant, participant.newest(), split)
+
+
+def mutual_cka_of(folder: RunFolder, site: Site, trained: bool) -> tuple[list[str], Tensor]:
+    """Return names and mutual CKA on the RAD of the encoders that can be built, before or after training."""
+    built = encoders_of(folder, site, trained).require()
+    assert built.rad is not None
+    features = [extract_features(encoder, built.rad) for encoder in built.found.values()]
+    return list(built.found), mutual_cka(features)
