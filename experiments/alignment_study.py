@@ -13,7 +13,7 @@ from statistics import mean, stdev
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.federation.start import start
-from hetero_ssfl.progress import RunView
+from hetero_ssfl.report.progress import RunView
 from hetero_ssfl.runs.events import Evaluated, RoundDone
 from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.terminal import Console

@@ -26,7 +26,7 @@ from typing import Any
 
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.federation.start import start
-from hetero_ssfl.progress import RunView
+from hetero_ssfl.report.progress import RunView
 from hetero_ssfl.runs.environment import environment
 from hetero_ssfl.runs.events import Evaluated, Evaluating, Event, RoundBegun, RoundDone
 from hetero_ssfl.runs.folder import RunFolder

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hetero_ssfl.progress import RunView, progress
+from hetero_ssfl.report.progress import RunView, progress
 from hetero_ssfl.runs.events import Evaluating, Progressed, RoundBegun, RoundDone, Started
 from hetero_ssfl.terminal import Console
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from .config import load_config
 from .federation.participants import open_site
 from .federation.start import start
-from .progress import RunView
 from .report import plots
+from .report.progress import RunView
 from .report.tables import Result, spread
 from .terminal import Console
 from .use.encoders import mutual_cka_of

@@ -11,8 +11,8 @@ from rich.table import Table
 from .config import load_config
 from .errors import ConfigError
 from .federation.start import start
-from .progress import RunView
 from .report import plots
+from .report.progress import RunView
 from .report.tables import Result
 from .terminal import Console
 

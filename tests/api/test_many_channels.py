@@ -12,7 +12,7 @@ from PIL import Image
 from hetero_ssfl import Client, Run, federate
 from hetero_ssfl.errors import ConfigError, DataError
 from hetero_ssfl.runs.files import load_tensors
-from hetero_ssfl.use.embedding import open_images
+from hetero_ssfl.use.embed import open_images
 from hetero_ssfl.use.models import find_model
 
 SETTINGS: dict[str, Any] = {"local_epochs": 1, "evaluation.epochs": 5, "engine.workers": 1, "data.validation": 0}

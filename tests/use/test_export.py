@@ -17,7 +17,7 @@ from torch import nn
 
 from hetero_ssfl.errors import RunError
 from hetero_ssfl.runs.files import load_tensors, save_tensors, write_atomically, write_json
-from hetero_ssfl.use import exporting
+from hetero_ssfl.use import export as exporting
 from hetero_ssfl.use.card import model_card
 from hetero_ssfl.use.models import ModelFolder, find_models
 

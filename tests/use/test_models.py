@@ -11,7 +11,7 @@ from hetero_ssfl import Client, federate
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.federation.start import start
-from hetero_ssfl.use.exporting import _run_torch_export, convert, export
+from hetero_ssfl.use.export import _run_torch_export, convert, export
 from hetero_ssfl.use.models import find_model, find_models
 
 

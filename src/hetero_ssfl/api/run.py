@@ -19,16 +19,16 @@ from ..federation.continuing import continue_with
 from ..federation.participants import Site, open_site
 from ..federation.start import open_run, run_here
 from ..plugins import GIVEN, Given
-from ..progress import RunView
 from ..report.page import write_report
+from ..report.progress import RunView
 from ..runs.events import ClientTrained, Listener
 from ..runs.folder import RunFolder
 from ..terminal import Console
-from ..use.embedding import embed_data
+from ..use.embed import embed_data
 from ..use.encoders import Encoders, encoders_of, mutual_cka_of, reevaluate
-from ..use.evaluating import evaluate_on, read_new_data
-from ..use.exporting import check_format
-from ..use.exporting import export as export_model
+from ..use.evaluate import evaluate_on, read_new_data
+from ..use.export import check_format
+from ..use.export import export as export_model
 from ..use.models import find_models
 from ..use.rad_features import read_rad_features
 

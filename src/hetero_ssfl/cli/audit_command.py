@@ -31,7 +31,7 @@ def audit(
     also written to audit.json in the run folder, where `hetero-ssfl report` finds them.
     """
     from ..audit.measuring import ATTACKER, measure
-    from ..progress import progress
+    from ..report.progress import progress
     from ..runs.folder import RunFolder
 
     folder = RunFolder.open(run)

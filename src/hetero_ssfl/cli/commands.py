@@ -163,7 +163,7 @@ def _train(
     if config.engine.kind == "in-process":
         open_fork_server()  # imports torch for the workers while this process imports it for itself
     from ..federation.start import default_folder, fitted, resume, site_for, start
-    from ..progress import RunView
+    from ..report.progress import RunView
     from ..report.tables import Result, results_table
 
     if folder is None:
@@ -277,7 +277,7 @@ def evaluate(
 
         clients, classes = reevaluate(folder, config, split), len(folder.read_json("facts.json").get("classes", ()))
     else:
-        from ..use.evaluating import evaluate_run_on
+        from ..use.evaluate import evaluate_run_on
 
         clients, missing, classes = evaluate_run_on(folder, images, config)
         for name, reason in missing.items():

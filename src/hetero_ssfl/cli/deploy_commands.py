@@ -225,7 +225,7 @@ def local(
     from ..deploy.layout import Deployment
     from ..deploy.local import Rehearsal
     from ..deploy.watch import RunWatch
-    from ..progress import RunView
+    from ..report.progress import RunView
 
     deployment = Deployment.load(folder)
     rehearsal = Rehearsal(deployment, port)

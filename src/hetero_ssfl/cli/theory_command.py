@@ -27,7 +27,7 @@ def theory(
     are also written to theory.json in the run folder, where `hetero-ssfl report` finds them.
     """
     from ..measured_theory import measure
-    from ..progress import progress
+    from ..report.progress import progress
     from ..runs.folder import RunFolder
     from ..theory import changed_assumptions
 

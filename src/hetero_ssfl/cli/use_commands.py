@@ -43,8 +43,8 @@ def embed(
       hetero-ssfl embed runs/a --client 2 --images photos -o features.parquet
       hetero-ssfl embed state/federations/ID/model --images scans -o scans.npy
     """
-    from ..use.embedding import check_output, open_images, save_features
-    from ..use.embedding import embed as embed_images
+    from ..use.embed import check_output, open_images, save_features
+    from ..use.embed import embed as embed_images
     from ..use.models import find_model
 
     check_output(output)
@@ -84,8 +84,8 @@ def export(
       hetero-ssfl export runs/a --client 2 --to onnx -o exported
       hetero-ssfl export runs/a --client 2 --to torch-export -o encoder.pt2
     """
-    from ..use.exporting import check_format
-    from ..use.exporting import export as export_model
+    from ..use.export import check_format
+    from ..use.export import export as export_model
     from ..use.models import find_model
 
     check_format(to)

@@ -4,7 +4,7 @@ import json
 from itertools import takewhile
 from pathlib import Path
 
-from ..progress import RunView
+from ..report.progress import RunView
 from ..runs.events import ClientTrained, Event, RoundDone, Started, Warned, from_lines
 
 

@@ -11,7 +11,7 @@ from ..config import parse_config
 from ..errors import FaultError, TooFewRepliesError
 from ..federation.engines.forkserver import end_with_parent
 from ..federation.start import start
-from ..progress import RunView
+from ..report.progress import RunView
 from ..terminal import Console
 from .cells import Cell, Scale
 

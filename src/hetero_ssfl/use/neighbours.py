@@ -15,7 +15,7 @@ from ..report.rad_features import rad_of, thumbnail
 from ..runs.files import write_atomically
 from ..seeding import rng_for
 from ..terminal import Console
-from .embedding import Embedded, OnBad, embed, open_images
+from .embed import Embedded, OnBad, embed, open_images
 from .models import ModelFolder
 
 RANDOM_QUERIES = 4

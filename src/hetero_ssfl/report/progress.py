@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .runs.events import Evaluated, Evaluating, Event, Progressed, RoundBegun, RoundDone, Started, Warned
-from .terminal import Console
+from ..runs.events import Evaluated, Evaluating, Event, Progressed, RoundBegun, RoundDone, Started, Warned
+from ..terminal import Console
 
 LONGEST_SILENCE = 30.0  # seconds without a line, where there is no terminal
 MEASURED = 3.0  # seconds of training before the time of the run is estimated: a first step takes longer than others

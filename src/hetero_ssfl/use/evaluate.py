@@ -12,7 +12,7 @@ from ..federation.participants import open_site
 from ..learning.features import extract_features
 from ..learning.probes import Labeled, few_labels, probe
 from ..runs.folder import RunFolder
-from .embedding import check_alike
+from .embed import check_alike
 from .encoders import encoders_of
 
 
