@@ -23,12 +23,12 @@ from recipe import CENTRAL, CKA, MACHINE, ONE_CORE, Stopwatch, rounds_of, write_
 
 from hetero_ssfl.config import load_config
 from hetero_ssfl.federation.start import start
-from hetero_ssfl.paper.cells import CHOSEN, FEDSIMCLR
 from hetero_ssfl.report import plots
 from hetero_ssfl.report.progress import RunView
 from hetero_ssfl.report.tables import bootstrap_interval, interval95
 from hetero_ssfl.runs.environment import environment
 from hetero_ssfl.runs.folder import RunFolder
+from hetero_ssfl.studies.paper.cells import CHOSEN, FEDSIMCLR
 from hetero_ssfl.terminal import Console
 
 RESULTS = Path(__file__).parents[1] / "results" / "arms"

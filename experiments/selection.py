@@ -21,7 +21,7 @@ from typing import Any
 
 from recipe import ONE_CORE, measure, write_result
 
-from hetero_ssfl.paper.cells import FEDSIMCLR, HETERO, Cell, cells_of
+from hetero_ssfl.studies.paper.cells import FEDSIMCLR, HETERO, Cell, cells_of
 from hetero_ssfl.terminal import Console
 
 RESULTS = Path(__file__).parents[1] / "results" / "selection"

@@ -16,7 +16,7 @@ from typing import get_args
 
 import page
 
-from hetero_ssfl.paper.cells import (
+from hetero_ssfl.studies.paper.cells import (
     ALONE,
     ALONE_RAD,
     COLUMNS,
@@ -29,8 +29,8 @@ from hetero_ssfl.paper.cells import (
     TableName,
     cells_of,
 )
-from hetero_ssfl.paper.kept import kept_runs
-from hetero_ssfl.paper.scores import GLOBAL, RunScore, score
+from hetero_ssfl.studies.paper.kept import kept_runs
+from hetero_ssfl.studies.paper.scores import GLOBAL, RunScore, score
 
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -11,25 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from helpers.whole_runs import run, tiny
-from hetero_ssfl.audit.class_mix import (
-    class_features,
-    class_scores,
-    guessed,
-    held_classes,
-    hit_rate,
-    hit_rate_of_chance,
-)
-from hetero_ssfl.audit.measuring import Audit, ClientAudit, Compared, recovered
-from hetero_ssfl.audit.membership import (
-    agreement,
-    area_under_curve,
-    standardised,
-    true_positive_rate,
-    true_positive_rate_of_chance,
-)
-from hetero_ssfl.audit.stealing import steal, undone
-from hetero_ssfl.audit.views import View, noisy, seen, views
-from hetero_ssfl.audit.words import as_content, client_rows, findings, rows
 from hetero_ssfl.config import Config
 from hetero_ssfl.data import to_input
 from hetero_ssfl.federation.start import torch_threads
@@ -39,6 +20,25 @@ from hetero_ssfl.learning.learner import Learner
 from hetero_ssfl.methods.kernels import Kernels
 from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.seeding import rng_for
+from hetero_ssfl.studies.audit.class_mix import (
+    class_features,
+    class_scores,
+    guessed,
+    held_classes,
+    hit_rate,
+    hit_rate_of_chance,
+)
+from hetero_ssfl.studies.audit.measure import Audit, ClientAudit, Compared, recovered
+from hetero_ssfl.studies.audit.membership import (
+    agreement,
+    area_under_curve,
+    standardised,
+    true_positive_rate,
+    true_positive_rate_of_chance,
+)
+from hetero_ssfl.studies.audit.stealing import steal, undone
+from hetero_ssfl.studies.audit.views import View, noisy, seen, views
+from hetero_ssfl.studies.audit.words import as_content, client_rows, findings, rows
 
 Call = Callable[..., tuple[int, str, str]]
 CLASSES = 6
@@ -235,8 +235,8 @@ def digests(folder: Path) -> dict[str, str]:
 def test_the_command_measures_all_views_and_only_adds_what_a_report_shows(
     finished: RunFolder, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero_ssfl.audit.measuring.VIEWS_PER_CANDIDATE", 2)
-    monkeypatch.setattr("hetero_ssfl.audit.views.NOISE", (1.0,))
+    monkeypatch.setattr("hetero_ssfl.studies.audit.measure.VIEWS_PER_CANDIDATE", 2)
+    monkeypatch.setattr("hetero_ssfl.studies.audit.views.NOISE", (1.0,))
     path = Path(shutil.copytree(finished.path, tmp_path / "run"))
     before = digests(path)
     code, shown, _ = call("audit", path, "--steps", 2, "--shadows", 3, "--workers", 1, "--json", "--quiet")

@@ -18,8 +18,10 @@ from hetero_ssfl.cli import main
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.methods import method_for
-from hetero_ssfl.paper import kept as paper_results
-from hetero_ssfl.paper.cells import (
+from hetero_ssfl.runs.events import ClientTrained
+from hetero_ssfl.runs.folder import RunFolder
+from hetero_ssfl.studies.paper import kept as paper_results
+from hetero_ssfl.studies.paper.cells import (
     CHOSEN,
     FEDSIMCLR,
     FIGURES,
@@ -31,11 +33,9 @@ from hetero_ssfl.paper.cells import (
     Cell,
     cells_of,
 )
-from hetero_ssfl.paper.printing import _accuracy, paper_table
-from hetero_ssfl.paper.running import _run_alone
-from hetero_ssfl.paper.scores import RunScore, finished_runs, score
-from hetero_ssfl.runs.events import ClientTrained
-from hetero_ssfl.runs.folder import RunFolder
+from hetero_ssfl.studies.paper.printing import _accuracy, paper_table
+from hetero_ssfl.studies.paper.running import _run_alone
+from hetero_ssfl.studies.paper.scores import RunScore, finished_runs, score
 
 
 @pytest.mark.parametrize("scale", SCALES)

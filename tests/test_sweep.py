@@ -6,7 +6,7 @@ import pytest
 
 from hetero_ssfl.cli import main
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.sweep import Axis
+from hetero_ssfl.studies.sweep import Axis
 
 
 def test_an_axis_is_a_key_and_its_values() -> None:

@@ -19,11 +19,10 @@ from helpers.whole_runs import run, tiny
 from hetero_ssfl.federation.participants import open_site
 from hetero_ssfl.kernels.distance import alignment_distance
 from hetero_ssfl.learning.training import TrainingClient
-from hetero_ssfl.measured_theory import Probe, play, shortened
 from hetero_ssfl.methods import Broadcast, HeteroSSFL
 from hetero_ssfl.runs.files import load_tensors
 from hetero_ssfl.runs.folder import RunFolder
-from hetero_ssfl.theory import (
+from hetero_ssfl.studies.theory.bound import (
     Constants,
     Point,
     bound_for_every_step,
@@ -35,7 +34,8 @@ from hetero_ssfl.theory import (
     loss_change_bound,
     point,
 )
-from hetero_ssfl.theory_words import HEAD, rows
+from hetero_ssfl.studies.theory.measure import Probe, play, shortened
+from hetero_ssfl.studies.theory.words import HEAD, rows
 from hetero_ssfl.use.encoders import participants
 
 Call = Callable[..., tuple[int, str, str]]

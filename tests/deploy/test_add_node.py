@@ -9,13 +9,14 @@ from typer.testing import CliRunner
 
 from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config
-from hetero_ssfl.deploy import adding, layout
-from hetero_ssfl.deploy.adding import add_node, seat_node
+from hetero_ssfl.deploy import add_node as adding
+from hetero_ssfl.deploy import layout
+from hetero_ssfl.deploy.add_node import add_node, seat_node
 from hetero_ssfl.deploy.certificates import revoke_node
 from hetero_ssfl.deploy.check_files import agreement, node_certificates
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.local import free_port
-from hetero_ssfl.deploy.writing import initialise
+from hetero_ssfl.deploy.write import initialise
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.federation.participants import NodeSite
 from hetero_ssfl.federation.participants.node_settings import read_node

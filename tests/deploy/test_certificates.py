@@ -13,7 +13,7 @@ from hetero_ssfl.cli import app
 from hetero_ssfl.deploy import pki
 from hetero_ssfl.deploy.certificates import renew_node, renew_server, revoke_node
 from hetero_ssfl.deploy.layout import Deployment
-from hetero_ssfl.deploy.writing import initialise
+from hetero_ssfl.deploy.write import initialise
 from hetero_ssfl.errors import ConfigError
 
 

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from hetero_ssfl.cli import app
 from hetero_ssfl.deploy import nginx, pki
 from hetero_ssfl.deploy.certificates import revoke_node
+from hetero_ssfl.deploy.check import check_folder
 from hetero_ssfl.deploy.check_nodes import Pictures
-from hetero_ssfl.deploy.checking import check_folder
 from hetero_ssfl.deploy.findings import Finding, merged
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.local import free_port
-from hetero_ssfl.deploy.writing import initialise
+from hetero_ssfl.deploy.write import initialise
 from hetero_ssfl.errors import ConfigError, DataError
 
 

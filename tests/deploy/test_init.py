@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 from helpers.certificates import accepts
 from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config
-from hetero_ssfl.deploy import pki, writing
+from hetero_ssfl.deploy import pki
+from hetero_ssfl.deploy import write as writing
 from hetero_ssfl.deploy.layout import Deployment
-from hetero_ssfl.deploy.writing import initialise
+from hetero_ssfl.deploy.write import initialise
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.federation.participants.limits import LimitsConfig
 from hetero_ssfl.federation.participants.node_settings import read_node

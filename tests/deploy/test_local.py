@@ -22,7 +22,7 @@ from hetero_ssfl.deploy.check_files import free_ports
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.local import Rehearsal, free_port
 from hetero_ssfl.deploy.watch import RunWatch
-from hetero_ssfl.deploy.writing import initialise
+from hetero_ssfl.deploy.write import initialise
 from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.report.progress import RunView
 from hetero_ssfl.runs.events import Event, RoundDone, Warned

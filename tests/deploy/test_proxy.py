@@ -27,7 +27,7 @@ from hetero_ssfl.cli import app
 from hetero_ssfl.deploy import flower, nginx, pki
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.local import Rehearsal, free_port
-from hetero_ssfl.deploy.writing import initialise
+from hetero_ssfl.deploy.write import initialise
 
 needs_nginx = pytest.mark.skipif(nginx.program() is None, reason="nginx is not installed: run `make proxy` as root")
 

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.waiting import runs, until
 from hetero_ssfl.deploy.layout import Deployment
-from hetero_ssfl.deploy.writing import initialise
+from hetero_ssfl.deploy.write import initialise
 
 
 @pytest.fixture

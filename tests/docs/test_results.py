@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero_ssfl.paper.cells import CHOSEN
+from hetero_ssfl.studies.paper.cells import CHOSEN
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "results.md").read_text().splitlines()

@@ -11,7 +11,7 @@ from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.local import Rehearsal, free_port
 from hetero_ssfl.deploy.watch import RunWatch
-from hetero_ssfl.deploy.writing import initialise
+from hetero_ssfl.deploy.write import initialise
 from hetero_ssfl.federation.start import start
 from hetero_ssfl.report.progress import RunView
 from hetero_ssfl.runs.folder import RunFolder

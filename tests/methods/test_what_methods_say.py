@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from hetero_ssfl.config import load_config
-from hetero_ssfl.costs import message_bytes, seconds_per_step
 from hetero_ssfl.kernels.mean import Sums
 from hetero_ssfl.learning.learner import build_learner
 from hetero_ssfl.methods import METHODS, HeteroSSFL, Local, Update, method_for
 from hetero_ssfl.methods.kernels import KernelState
+from hetero_ssfl.studies.costs import message_bytes, seconds_per_step
 
 
 class Mine(HeteroSSFL):

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ..audit.words import CLIENT_HEAD, EXPLAINED, FILE, HEAD, as_content, client_rows, findings, rows
+from ..studies.audit.words import CLIENT_HEAD, EXPLAINED, FILE, HEAD, as_content, client_rows, findings, rows
 from .terminal import Json, Quiet, err, out, print_json, say
 
 
@@ -30,9 +30,9 @@ def audit(
     Each from the contribution as sent, from sketches, from sums over several clients, and with noise. The figures are
     also written to audit.json in the run folder, where `hetero-ssfl report` finds them.
     """
-    from ..audit.measuring import ATTACKER, measure
     from ..report.progress import progress
     from ..runs.folder import RunFolder
+    from ..studies.audit.measure import ATTACKER, measure
 
     folder = RunFolder.open(run)
     with progress(err, "attacking", quiet) as done:

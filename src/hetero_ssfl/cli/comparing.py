@@ -24,7 +24,7 @@ def demo(
       hetero-ssfl demo
       hetero-ssfl demo --seed 1 --run-dir demo-run/second
     """
-    from ..demo import demo_table, run_demo
+    from ..studies.demo import demo_table, run_demo
 
     try:
         done = run_demo(run_dir or Path("demo-run", f"seed{seed}"), err, [*(set_ or []), f"seed={seed}"], quiet)
@@ -122,11 +122,11 @@ def paper(
     or if --check finds another figure.
     """
     from ..errors import ConfigError
-    from ..paper import kept
-    from ..paper.cells import Cell, cells_of
-    from ..paper.printing import paper_table
-    from ..paper.running import run_cells
-    from ..paper.scores import finished_runs, score
+    from ..studies.paper import kept
+    from ..studies.paper.cells import Cell, cells_of
+    from ..studies.paper.printing import paper_table
+    from ..studies.paper.running import run_cells
+    from ..studies.paper.scores import finished_runs, score
 
     cells = cells_of(table, only)
     harmless = ("engine.workers=", "engine.threads=", "engine.device=")
@@ -153,7 +153,7 @@ def paper(
             )
         sys.exit(0 if compared["agrees"] else 1)
     if dry_run:
-        from ..costs import cost_table, costs_of
+        from ..studies.costs import cost_table, costs_of
 
         costs = [costs_of(cell.name, cell.config(scale, 0, overrides)) for cell in cells]
         if as_json:
@@ -207,7 +207,7 @@ def sweep(
       hetero-ssfl sweep smoke --over alignment.mu=0,1,4
       hetero-ssfl sweep my.toml --over alignment.mu=0,4 --over rad.size=100,500
     """
-    from ..sweep import Axis, draw_sweep, run_sweep, sweep_table
+    from ..studies.sweep import Axis, draw_sweep, run_sweep, sweep_table
 
     axes = [Axis.parse(text) for text in over]
     try:

@@ -33,7 +33,7 @@ def describe(
       hetero-ssfl data describe path/to/images
       hetero-ssfl data describe my.toml --plot who.png
     """
-    from ..describe import describe_data
+    from ..studies.describe import describe_data
 
     facts = describe_data(source, [*(set_ or []), *([f"data.on_bad_image={on_bad_image}"] if on_bad_image else [])])
     if plot and "clients" in facts:

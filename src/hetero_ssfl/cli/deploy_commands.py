@@ -48,7 +48,7 @@ def init(
       hetero-ssfl deploy init try --demo
     """
     from ..deploy.layout import Deployment, node_names
-    from ..deploy.writing import initialise
+    from ..deploy.write import initialise
 
     initialise(Deployment(folder.absolute(), node_names(nodes, names), host, port, not insecure), days, demo)
     if insecure:
@@ -127,7 +127,7 @@ def check(
       hetero-ssfl deploy check fl
       hetero-ssfl deploy check nodes/node-1
     """
-    from ..deploy.checking import check_folder
+    from ..deploy.check import check_folder
 
     found = check_folder(folder)
     stops = sum(finding.level == "stops" for finding in found)
@@ -158,9 +158,9 @@ def add_node(
     Example:
       hetero-ssfl deploy add-node fl hospital-d
     """
-    from ..deploy import adding
+    from ..deploy import add_node as adding
     from ..deploy.layout import Deployment
-    from ..deploy.writing import date_after
+    from ..deploy.write import date_after
 
     deployment = adding.add_node(Deployment.load(folder), name, days)
     until = f"; its client certificate is valid until {date_after(days)}" if deployment.secure else ""
@@ -190,7 +190,7 @@ def _left_out(count: int) -> str:
 
 def _check_first(folder: Path, port: int | None) -> None:
     """Print warnings, and raise ConfigError if a rehearsal cannot succeed."""
-    from ..deploy.checking import check_folder
+    from ..deploy.check import check_folder
     from ..deploy.findings import merged
     from ..errors import ConfigError
 

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ..theory_words import FILE, HEAD, as_content, findings, rows
+from ..studies.theory.words import FILE, HEAD, as_content, findings, rows
 from .terminal import Json, Quiet, err, out, print_json, say
 
 
@@ -26,10 +26,10 @@ def theory(
     Every client trains a few steps from its untrained and from its saved networks, which stay as they are. The figures
     are also written to theory.json in the run folder, where `hetero-ssfl report` finds them.
     """
-    from ..measured_theory import measure
     from ..report.progress import progress
     from ..runs.folder import RunFolder
-    from ..theory import changed_assumptions
+    from ..studies.theory.bound import changed_assumptions
+    from ..studies.theory.measure import measure
 
     folder = RunFolder.open(run)
     with progress(err, "measuring", quiet) as done:

@@ -5,7 +5,7 @@ from cryptography import x509
 from ..errors import ConfigError
 from . import pki
 from .layout import Deployment
-from .writing import Writer, date_after
+from .write import Writer, date_after
 
 
 def renew_server(deployment: Deployment, days: int) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..audit.words import CLIENT_HEAD, EXPLAINED, FILE, HEAD, client_rows, rows
 from ..errors import RunError
+from ..studies.audit.words import CLIENT_HEAD, EXPLAINED, FILE, HEAD, client_rows, rows
 from . import svg
 from .blocks import Block, Figure, Figures, Folded, Rows, Section, Text
 from .reported_run import ReportedRun

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..errors import RunError
-from ..theory_words import FILE, HEAD, rows
+from ..studies.theory.words import FILE, HEAD, rows
 from .blocks import Block, Folded, Rows, Section, Text
 from .reported_run import ReportedRun
 

@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.mean import SINGLE, combine, combine_sketches, sketch, sketching_matrix
-from ..seeding import rng_for
+from ...kernels.mean import SINGLE, combine, combine_sketches, sketch, sketching_matrix
+from ...seeding import rng_for
 
 RANKS = (8, 32, 128)  # of sketches
 GROUPS = (3, 5, 10)  # clients in a secure sum

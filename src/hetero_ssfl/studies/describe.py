@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from .config import load_config, parse_config, preset_names
-from .data import USUAL_SIDE, UnequalSizesError, digest, fit_rad, image_sizes, kept_apart, load_images
-from .federation.participants import SimulatedSite
-from .runs.folder import RunFolder
+from ..config import load_config, parse_config, preset_names
+from ..data import USUAL_SIDE, UnequalSizesError, digest, fit_rad, image_sizes, kept_apart, load_images
+from ..federation.participants import SimulatedSite
+from ..runs.folder import RunFolder
 
 
 def describe_data(source: str, overrides: list[str]) -> dict[str, Any]:

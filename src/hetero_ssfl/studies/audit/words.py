@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .measuring import Audit, ClientAudit, Compared
+    from .measure import Audit, ClientAudit, Compared
 
 FILE = "audit.json"  # in a run folder; written by `hetero-ssfl audit`, read by `hetero-ssfl report`
 
@@ -54,7 +54,7 @@ def as_content(audit: "Audit") -> dict[str, Any]:
 
 
 def _over_clients(found: "Sequence[Compared]") -> dict[str, float]:
-    from .measuring import pooled
+    from .measure import pooled
 
     rate, area = pooled(found)
     return {

@@ -18,22 +18,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from .config import Config
-from .data import random_view, take, to_input
-from .errors import RunError
-from .federation.participants import open_site
-from .federation.participants.participant import Participant
-from .federation.start import torch_threads
-from .kernels.distance import alignment_distance
-from .learning.learner import Learner
-from .learning.training import Regulariser, TrainingClient, learning_rate, rad_representations, self_supervised, train
-from .methods import Broadcast, HeteroSSFL, ServerState, Update, method_for
-from .methods.hetero import Alignment, mu_at
-from .plugins import check_trusted
-from .runs.files import SavedTensors
-from .runs.folder import RunFolder
-from .seeding import global_seed, rng_for
-from .theory import (
+from ...config import Config
+from ...data import random_view, take, to_input
+from ...errors import RunError
+from ...federation.participants import open_site
+from ...federation.participants.participant import Participant
+from ...federation.start import torch_threads
+from ...kernels.distance import alignment_distance
+from ...learning.learner import Learner
+from ...learning.training import Regulariser, TrainingClient, learning_rate, rad_representations, self_supervised, train
+from ...methods import Broadcast, HeteroSSFL, ServerState, Update, method_for
+from ...methods.hetero import Alignment, mu_at
+from ...plugins import check_trusted
+from ...runs.files import SavedTensors
+from ...runs.folder import RunFolder
+from ...seeding import global_seed, rng_for
+from ...use.encoders import check_data, participants
+from .bound import (
     Bound,
     Constants,
     Point,
@@ -45,7 +46,6 @@ from .theory import (
     point,
     widened,
 )
-from .use.encoders import check_data, participants
 
 MINIBATCHES = 8  # of the measured loss
 RAD_IMAGES = 256  # whose representations give L2 and R

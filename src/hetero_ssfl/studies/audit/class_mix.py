@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from ..kernels.factor import effective_rank
+from ...kernels.factor import effective_rank
 
 RIDGE = 1.0  # regularises the attacker's classifier
 TRIALS = 2000  # random guesses that give the range of chance

@@ -6,7 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .measured_theory import ClientFigures, MeasuredRound
+    from .measure import ClientFigures, MeasuredRound
 
 FILE = "theory.json"  # in a run folder; written by `hetero-ssfl theory`, read by `hetero-ssfl report`
 

@@ -8,13 +8,13 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from .config import ClientsConfig, Config, ModelConfig, OptimConfig, SslConfig
-from .data import Images, load_images, split_training_images, to_input
-from .federation.start import torch_threads
-from .federation.wire import content_size, pack
-from .learning.learner import Learner, build_learner, count_parameters
-from .learning.training import TrainingClient
-from .methods import Broadcast, Local, method_class, method_for
+from ..config import ClientsConfig, Config, ModelConfig, OptimConfig, SslConfig
+from ..data import Images, load_images, split_training_images, to_input
+from ..federation.start import torch_threads
+from ..federation.wire import content_size, pack
+from ..learning.learner import Learner, build_learner, count_parameters
+from ..learning.training import TrainingClient
+from ..methods import Broadcast, Local, method_class, method_for
 
 PUBLIC = {"cifar10": (50_000, 32, 10), "cifar100": (50_000, 32, 100), "tiny-imagenet": (100_000, 64, 200)}
 """Number of training images, side and number of classes of the complete public data sets."""

@@ -11,14 +11,14 @@ from typing import Any
 
 from rich.table import Table
 
-from .config import load_config
-from .federation.participants import open_site
-from .federation.start import start
-from .report import plots
-from .report.progress import RunView
-from .report.tables import Result, spread
-from .terminal import Console
-from .use.encoders import mutual_cka_of
+from ..config import load_config
+from ..federation.participants import open_site
+from ..federation.start import start
+from ..report import plots
+from ..report.progress import RunView
+from ..report.tables import Result, spread
+from ..terminal import Console
+from ..use.encoders import mutual_cka_of
 
 METRIC = "linear_all"
 ARMS = {

@@ -16,7 +16,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from .config import Config
+from ...config import Config
 
 # --- the bound -------------------------------------------------------------------------------------
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.progress import track
 
-from ..config import parse_config
-from ..errors import FaultError, TooFewRepliesError
-from ..federation.engines.forkserver import end_with_parent
-from ..federation.start import start
-from ..report.progress import RunView
-from ..terminal import Console
+from ...config import parse_config
+from ...errors import FaultError, TooFewRepliesError
+from ...federation.engines.forkserver import end_with_parent
+from ...federation.start import start
+from ...report.progress import RunView
+from ...terminal import Console
 from .cells import Cell, Scale
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from ..errors import ConfigError
-from ..report.tables import Result, interval95
-from ..runs.events import ClientTrained, RoundDone, never_trained
-from ..runs.folder import RunFolder
+from ...errors import ConfigError
+from ...report.tables import Result, interval95
+from ...runs.events import ClientTrained, RoundDone, never_trained
+from ...runs.folder import RunFolder
 from .cells import Cell, Scale
 
 GLOBAL = "global model"

@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.table import Table
 
-from .config import load_config
-from .errors import ConfigError
-from .federation.start import start
-from .report import plots
-from .report.progress import RunView
-from .report.tables import Result
-from .terminal import Console
+from ..config import load_config
+from ..errors import ConfigError
+from ..federation.start import start
+from ..report import plots
+from ..report.progress import RunView
+from ..report.tables import Result
+from ..terminal import Console
 
 
 @dataclass(frozen=True)

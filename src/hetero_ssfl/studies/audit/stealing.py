@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from ..config import AlignmentConfig, Config
-from ..data import random_view, take, to_input
-from ..kernels.distance import alignment_distance
-from ..kernels.factor import flatten_spectrum
-from ..learning.learner import Learner
-from ..seeding import global_seed, rng_for
+from ...config import AlignmentConfig, Config
+from ...data import random_view, take, to_input
+from ...kernels.distance import alignment_distance
+from ...kernels.factor import flatten_spectrum
+from ...learning.learner import Learner
+from ...seeding import global_seed, rng_for
 
 BATCH = 64  # RAD images per step
 LR = 3e-3

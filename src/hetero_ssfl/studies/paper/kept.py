@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from ..errors import ConfigError, RunError
-from ..report.tables import student
-from ..runs.folder import RunFolder
-from ..terminal import Console
+from ...errors import ConfigError, RunError
+from ...report.tables import student
+from ...runs.folder import RunFolder
+from ...terminal import Console
 from .cells import Cell, Scale
 from .running import run_cells
 from .scores import RunScore, score, score_run

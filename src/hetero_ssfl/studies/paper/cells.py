@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..config import Config, load_config
-from ..errors import ConfigError
+from ...config import Config, load_config
+from ...errors import ConfigError
 
 TableName = Literal["table1", "table2", "table3", "table4"]
 Scale = Literal["full", "workstation", "laptop", "smoke"]

@@ -22,7 +22,7 @@ from . import flower
 from .certificates import authority_of
 from .check_files import shows
 from .layout import Deployment
-from .writing import DEMO, ENCODERS, START, Writer
+from .write import DEMO, ENCODERS, START, Writer
 
 REGISTER_SECONDS = 60.0
 HEADER = (r"\[clients\][^\n]*", "\\g<0>\n{line}")  # where a line without a place of its own is inserted

@@ -25,27 +25,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import Config
-from ..data import Images, random_view, to_input
-from ..errors import RunError
-from ..federation.engines.forkserver import end_with_parent
-from ..federation.participants import SimulatedSite
-from ..federation.participants.participant import Participant
-from ..federation.start import torch_threads
-from ..kernels.cka import factor_cka
-from ..kernels.factor import kernel_factor
-from ..kernels.mean import combine_sketches
-from ..learning.features import extract_features
-from ..learning.learner import Learner, build_learner
-from ..learning.probes import Labeled, few_labels, probe
-from ..learning.training import TrainingClient, rad_representations, train
-from ..measured_theory import kernel_method, saved_state
-from ..methods import HeteroSSFL, ServerState
-from ..methods.hetero import Alignment
-from ..methods.kernels import Kernels, trace_of
-from ..runs.folder import RunFolder
-from ..seeding import rng_for
-from ..use.encoders import participants
+from ...config import Config
+from ...data import Images, random_view, to_input
+from ...errors import RunError
+from ...federation.engines.forkserver import end_with_parent
+from ...federation.participants import SimulatedSite
+from ...federation.participants.participant import Participant
+from ...federation.start import torch_threads
+from ...kernels.cka import factor_cka
+from ...kernels.factor import kernel_factor
+from ...kernels.mean import combine_sketches
+from ...learning.features import extract_features
+from ...learning.learner import Learner, build_learner
+from ...learning.probes import Labeled, few_labels, probe
+from ...learning.training import TrainingClient, rad_representations, train
+from ...methods import HeteroSSFL, ServerState
+from ...methods.hetero import Alignment
+from ...methods.kernels import Kernels, trace_of
+from ...runs.folder import RunFolder
+from ...seeding import rng_for
+from ...use.encoders import participants
+from ..theory.measure import kernel_method, saved_state
 from .class_mix import class_features, class_scores, guessed, held_classes, hit_rate, hit_rate_of_chance
 from .membership import agreement, area_under_curve, standardised, true_positive_rate, true_positive_rate_of_chance
 from .stealing import steal
