@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from ..studies.audit.words import CLIENT_HEAD, EXPLAINED, FILE, HEAD, as_content, client_rows, findings, rows
-from .terminal import Json, Quiet, err, out, print_json, say
+from .terminal import Json, Quiet, err, print_json, print_section
 
 
 def audit(
@@ -33,36 +30,15 @@ def audit(
     from ..report.progress import progress
     from ..runs.folder import RunFolder
     from ..studies.audit.measure import ATTACKER, measure
+    from ..studies.audit.tables import as_content, section
 
     folder = RunFolder.open(run)
     with progress(err, "attacking", quiet) as done:
         found = measure(folder, steps, shadows, workers or os.cpu_count() or 1, done)
-    figures = as_content(found)
-    content: dict[str, Any] = {
-        "attacker": list(ATTACKER),
-        "steps": steps,
-        "shadows": shadows,
-        **figures,
-        "findings": findings(figures),
-    }
-    folder.write_json(FILE, content)
+    content: dict[str, Any] = {"attacker": list(ATTACKER), "steps": steps, "shadows": shadows, **as_content(found)}
+    shown = section(content)
+    folder.write_json("audit.json", {**content, "section": shown.model_dump()})
     if as_json:
         print_json({"run": str(folder.path), **content})
         return
-    out.print(_table(f"round {content['round']}, {content['form']} form: all clients", HEAD, rows(content)))
-    say(EXPLAINED)
-    out.print(_table("each client, as sent", CLIENT_HEAD, client_rows(content, "as sent")))
-    for sentence in content["findings"]:
-        say(escape(sentence))
-    say("What the attacker knows:")
-    for sentence in content["attacker"]:
-        say(f"- {escape(sentence)}")
-
-
-def _table(title: str, head: tuple[str, ...], cells: list[list[str]]) -> Table:
-    table = Table(title=escape(title), title_justify="left")
-    for number, name in enumerate(head):
-        table.add_column(name, justify="right" if number else "left")
-    for row in cells:
-        table.add_row(*map(escape, row))
-    return table
+    print_section(shown)

@@ -2,11 +2,16 @@
 
 import json
 import sys
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from ..terminal import Console
+
+if TYPE_CHECKING:
+    from ..runs.schema import StudySection
 
 # Without a terminal rich assumes 80 columns, which breaks tables in log files.
 out = Console(width=None if sys.stdout.isatty() else 140)
@@ -32,6 +37,23 @@ def configs(incomplete: str) -> list[str]:
     from ..config import preset_names
 
     return [name for name in preset_names() if name.startswith(incomplete)]
+
+
+def print_section(section: "StudySection") -> None:
+    """Print what a study found, as a report shows it."""
+    for found in section.tables:
+        table = Table(title=escape(found.caption), title_justify="left")
+        for number, name in enumerate(found.head):
+            table.add_column(name, justify="right" if number else "left")
+        for row in found.rows:
+            table.add_row(*map(escape, row))
+        out.print(table)
+    for text in section.notes:
+        say(escape(text))
+    for title, texts in section.folded.items():
+        say(f"{escape(title)}:")
+        for text in texts:
+            say(f"- {escape(text)}")
 
 
 def print_json(content: dict[str, Any]) -> None:

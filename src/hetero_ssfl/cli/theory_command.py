@@ -4,11 +4,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from ..studies.theory.words import FILE, HEAD, as_content, findings, rows
-from .terminal import Json, Quiet, err, out, print_json, say
+from .terminal import Json, Quiet, err, print_json, print_section
 
 
 def theory(
@@ -30,42 +27,16 @@ def theory(
     from ..runs.folder import RunFolder
     from ..studies.theory.bound import changed_assumptions
     from ..studies.theory.measure import measure
+    from ..studies.theory.tables import as_content, section
 
     folder = RunFolder.open(run)
     with progress(err, "measuring", quiet) as done:
-        measured = measure(folder, steps, done)
-    content: dict[str, Any] = {
-        "rounds": [as_content(each) for each in measured],
-        "findings": findings(measured),
-        "changed_assumptions": changed_assumptions(folder.config),
-    }
-    folder.write_json(FILE, content)
+        rounds = [as_content(each) for each in measure(folder, steps, done)]
+    changed = changed_assumptions(folder.config)
+    content: dict[str, Any] = {"rounds": rounds, "changed_assumptions": changed}
+    shown = section(rounds, changed)
+    folder.write_json("theory.json", {**content, "section": shown.model_dump()})
     if as_json:
         print_json({"run": str(folder.path), **content})
         return
-    for each in content["rounds"]:
-        out.print(table_of(each))
-    for sentence in content["findings"]:
-        say(escape(sentence))
-    say("Where the run differs from the theorem:")
-    for sentence in content["changed_assumptions"]:
-        say(f"- {escape(sentence)}")
-
-
-def table_of(measured: dict[str, Any]) -> Table:
-    everyone = list(measured["clients"].values())
-    fewest, most = (choose(f["constants"]["steps"] for f in everyone) for choose in (min, max))
-    table = Table(
-        title=escape(
-            f"round {measured['round']} from the {measured['start']}: "
-            f"E = {fewest if fewest == most else f'{fewest} to {most}'} steps, "
-            f"eta = {max(f['eta'] for f in everyone):.3g}, mu = {max(f['mu'] for f in everyone):g}, "
-            f"L = {everyone[0]['constants']['rows']}"
-        ),
-        title_justify="left",
-    )
-    for name in HEAD:
-        table.add_column(name, justify="left" if name == "client" else "right")
-    for row in rows(measured["clients"]):
-        table.add_row(*map(escape, row))
-    return table
+    print_section(shown)

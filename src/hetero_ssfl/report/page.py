@@ -8,12 +8,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ..errors import ConfigError
 from ..runs.files import write_atomically
 from . import record, sections
-from .audit_section import audit
 from .gallery import gallery
 from .privacy_section import privacy
 from .rad_features import FeatureReader, Map
 from .reported_run import read_runs
-from .theory_section import theory
+from .studies import studies
 from .wording import metric_of
 
 
@@ -46,8 +45,7 @@ def render(paths: Sequence[Path], features: FeatureReader, kind: Map = "pca") ->
             neighbours,
             maps,
             *privacy(runs),
-            *audit(runs),
-            *theory(runs),
+            *studies(runs),
             record.costs(runs),
             record.faults(runs),
             record.repeat(runs),

@@ -40,7 +40,7 @@ from .events import Event, from_lines, to_lines
 from .files import load_state, load_tensors, locked, write_atomically, write_json
 from .log import EventLog
 from .schema import SiteKind as SiteKind
-from .schema import check_content
+from .schema import StudySection, check_content
 from .sealing import COPY, seal_text, unseal_json, unseal_text
 from .states import StateFolder
 
@@ -212,6 +212,11 @@ class RunFolder:
             raise DamagedError(f"'{path}' cannot be read ({error.strerror}). {COPY}") from None
         check_content(content, path, remedy)
         return content
+
+    def read_sections(self) -> dict[str, StudySection]:
+        """Return what studies of this run added to its report, by the names of their files."""
+        contents = {path.stem: self.read_json(path.name) for path in sorted(self.path.glob("*.json"))}
+        return {name: StudySection(**found["section"]) for name, found in contents.items() if "section" in found}
 
     def rad(self) -> tuple[Tensor, str]:
         """Return the RAD and its digest."""

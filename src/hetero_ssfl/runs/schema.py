@@ -86,6 +86,34 @@ class Status(_File):
     last_warning: str = ""
 
 
+class StudyTable(_File):
+    caption: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+class StudyPlot(_File):
+    title: str
+    values: dict[str, float]
+    limit: float | None = None
+    """What 95 % of random guesses stay below."""
+
+
+class StudySection(_File):
+    """What a study of a run adds to its report: tables, plots and notes. The key "section" of its JSON file."""
+
+    title: str
+    intro: str
+    tables: list[StudyTable] = Field(min_length=1)
+    plots: list[StudyPlot] = []
+    notes: list[str] = []
+    folded: dict[str, list[str]] = {}
+
+
+class Study(_File):
+    section: StudySection | None = None
+
+
 class Mark(_File):
     bytes: int = Field(ge=0)
     sha256: str
@@ -116,10 +144,8 @@ KINDS: dict[str, type[_File]] = {
 
 def check_content(content: dict[str, Any], path: Path, remedy: str) -> None:
     """Raise DamagedError with the first entry that is not as expected."""
-    kind = KINDS.get(path.name)
     try:
-        if kind is not None:
-            kind.model_validate(content)
+        KINDS.get(path.name, Study).model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         place, found = ".".join(map(str, first["loc"])), str(first["input"])[:40]

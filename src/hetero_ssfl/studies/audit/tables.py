@@ -1,16 +1,16 @@
-"""What an audit found: its figures for JSON and tables, and sentences about them."""
+"""The results of an audit as JSON, and as a section of a report."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from ...runs.schema import StudyPlot, StudySection, StudyTable
+
 if TYPE_CHECKING:
     from .measure import Audit, ClientAudit, Compared
 
-FILE = "audit.json"  # in a run folder; written by `hetero-ssfl audit`, read by `hetero-ssfl report`
-
-HEAD = ("what the attacker has", "classes guessed", "members found", "AUC", "CKA", "probe")
-CLIENT_HEAD = ("client", "holds", "guessed", "AUC", "CKA", "probe", "own probe", "untrained probe")
+HEAD = ["what the attacker has", "classes guessed", "members found", "AUC", "CKA", "probe"]
+CLIENT_HEAD = ["client", "holds", "guessed", "AUC", "CKA", "probe", "own probe", "untrained probe"]
 OWN, UNTRAINED = "the client's own encoder", "its initial weights only"
 EXPLAINED = (
     "classes guessed: fraction of the guessed classes that the client holds. members found: fraction of the members "
@@ -80,7 +80,39 @@ def _client(client: "ClientAudit", audit: "Audit") -> dict[str, Any]:
     }
 
 
-# --- tables ---
+# --- the section of a report ---
+
+PLOTS = (
+    ("Classes guessed right (%)", "class_hits", 100),
+    ("Members found at 1 % false positives (%)", "members_found", 100),
+    ("CKA of the stolen encoder", "cka", 1),
+    ("Linear probe of the stolen encoder (%)", "probe", 1),
+)
+
+
+def section(content: Mapping[str, Any]) -> StudySection:
+    tables = [
+        StudyTable(
+            caption=f"round {content['round']}, {content['form']} form: all clients", head=HEAD, rows=rows(content)
+        ),
+        StudyTable(caption="each client, as sent", head=CLIENT_HEAD, rows=client_rows(content, "as sent")),
+    ]
+    return StudySection(
+        title="What the server could learn",
+        intro="Attacks on the clients from what their server has: as sent, and as it would have with sketches, secure "
+        "sums or noise. They are single attacks, not bounds. docs/privacy.md explains them.",
+        tables=tables,
+        plots=[_plot(content, *plot) for plot in PLOTS],
+        notes=[EXPLAINED],
+        folded={"What the attacker knows": content["attacker"]},
+    )
+
+
+def _plot(content: Mapping[str, Any], title: str, key: str, scale: float) -> StudyPlot:
+    """Return one metric of every view, and what 95 % of random guesses stay below."""
+    values = {str(row["view"]): scale * row[key] for row in content["views"] if row[key] is not None}
+    limit = content["chance"].get(f"{key}_95")
+    return StudyPlot(title=title, values=values, limit=None if limit is None else scale * limit)
 
 
 def rows(content: Mapping[str, Any]) -> list[list[str]]:
@@ -122,54 +154,3 @@ def _percent(value: float | None) -> str:
 
 def _with_limit(value: float | None, limit: float | None) -> str:
     return "-" if value is None else f"{_percent(value)} ({_percent(limit)})"
-
-
-# --- sentences ---
-
-
-def findings(content: Mapping[str, Any]) -> list[str]:
-    """Return what the figures say."""
-    by_view = {row["view"]: row for row in content["views"]}
-    return [
-        *_about_classes(content),
-        _about_members(content),
-        _about_stealing(by_view),
-        f"Candidates: {content['candidates']['members']} members and {content['candidates']['others']} non-members, "
-        "over all clients. Few non-members make the true-positive rate at 1 % coarse.",
-        "These are single attacks, not bounds: a better attack may find more, and 'not found' does not mean 'hidden'.",
-    ]
-
-
-def _about_classes(content: Mapping[str, Any]) -> list[str]:
-    chance, limit = content["chance"]["class_hits"], content["chance"]["class_hits_95"]
-    if chance is None:
-        return ["Class mix: nothing to guess, because all clients hold all classes or the RAD has other classes."]
-    guessed = [row for row in content["views"] if row["class_hits"] is not None]
-    sent = guessed[0]["class_hits"]
-    above = [row["view"] for row in guessed if row["class_hits"] > limit]
-    return [
-        f"Class mix: from the contributions as sent, {_percent(sent)} of the guessed classes are right; random guesses "
-        f"reach {_percent(chance)}, and 95 % of them at most {_percent(limit)}. "
-        + (f"Above that range: {', '.join(above)}." if above else "No view is above that range.")
-    ]
-
-
-def _about_members(content: Mapping[str, Any]) -> str:
-    limit = content["chance"]["members_found_95"]
-    above = [row["view"] for row in content["views"] if row["members_found"] > limit]
-    own, _, sent = content["views"][:3]
-    return (
-        f"Membership: at 1 % false positives, {_percent(sent['members_found'])} of the members are found from the "
-        f"contributions as sent, and {_percent(own['members_found'])} with the clients' own encoders. Scores without "
-        f"information find up to {_percent(limit)} in 95 % of cases. "
-        + (f"Above that: {', '.join(above)}." if above else "Nothing is above that.")
-    )
-
-
-def _about_stealing(by_view: Mapping[str, Mapping[str, Any]]) -> str:
-    own, untrained, sent = (by_view[name] for name in (OWN, UNTRAINED, "as sent"))
-    return (
-        f"Stealing: an encoder trained on the kernels as sent has a CKA of {sent['cka']:.2f} with the client's on test "
-        f"images, and its initial weights {untrained['cka']:.2f}. Its linear probe reaches {sent['probe']:.1f} %; the "
-        f"client's own {own['probe']:.1f} %, its initial weights {untrained['probe']:.1f} %."
-    )
