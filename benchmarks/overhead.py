@@ -27,8 +27,9 @@ from torch import Tensor
 from hetero_ssfl.config import Config, validate
 from hetero_ssfl.data import load_images, load_rad, random_view, split_training_images, to_input
 from hetero_ssfl.federation.start import start
+from hetero_ssfl.kernels.contribution import contribution
 from hetero_ssfl.kernels.distance import alignment_distance
-from hetero_ssfl.kernels.mean import client_factor, combine
+from hetero_ssfl.kernels.mean import combine
 from hetero_ssfl.learning.learner import Learner, build_learner
 from hetero_ssfl.learning.losses.byol import byol
 from hetero_ssfl.learning.training import learning_rate
@@ -136,7 +137,7 @@ def local_training(
 @torch.no_grad()
 def rad_factor(learner: Learner, rad: Tensor, config: Config) -> Tensor:
     learner.eval()
-    return client_factor(learner.encoder(to_input(rad)), config.alignment)
+    return contribution(learner.encoder(to_input(rad)), config.alignment).arrays["factor"]
 
 
 def in_fresh_process(config: Config) -> tuple[float, States]:

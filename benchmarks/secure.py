@@ -98,7 +98,7 @@ class Clients(LocalGrid):
     def update(self, node: int, number: int) -> Update:
         a = torch.randn(len(self.rad), WIDTH, generator=rng_for(0, node, number))
         a = a / (a.T @ a).norm().sqrt()
-        arrays = {"sketch": sketch(a, self.method.kernels.omega()).float(), "trace": a.square().sum().view(1)}
+        arrays = {"sketch": sketch(a, self.method.averaging.omega()).float(), "trace": a.square().sum().view(1)}
         return Update(100, arrays, {"loss_ssl": 1.0, "loss_alignment": 1.0, "spread": 0.5, "effective_rank": 9.0})
 
     def participant(self, node: int) -> Participant:

@@ -77,7 +77,7 @@ class Server:
 
     def replies(self, clients: Sequence[int]) -> dict[str, Update]:
         names, number = self.state.roster, self.state.round
-        return {names[k]: Update(1, contribution(self.case, self.method.kernels.omega(), k, number)) for k in clients}
+        return {names[k]: Update(1, contribution(self.case, self.method.averaging.omega(), k, number)) for k in clients}
 
     def play(self, clients: Sequence[int]) -> float:
         """Return the CPU seconds of a round, from the replies to the next broadcast."""
@@ -89,7 +89,7 @@ class Server:
             self.method.check(self.state, name, update)
         state = self.method.aggregate(self.state, updates)
         self.method.metrics(state)
-        self.method.portrait(state)
+        self.method.kernel_snapshot(state)
         self.state = save_state(self.folder, state)
         self.method.broadcast(self.state, self.state.roster[0])
 

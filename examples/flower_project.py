@@ -20,7 +20,7 @@ from flwr.simulation import run_simulation
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from hetero_ssfl import AlignmentConfig, HeteroSSFLStrategy, alignment_distance, client_factor, mutual_cka
+from hetero_ssfl import AlignmentConfig, HeteroSSFLStrategy, alignment_distance, contribution, mutual_cka
 
 ALIGNMENT = AlignmentConfig()
 NODES, SHARED, ROUNDS, EPOCHS = 2, 64, 4, 5
@@ -67,7 +67,7 @@ def train(message: Message, context: Context) -> Message:
             optimiser.step()
     context.state["model"] = ArrayRecord(model.state_dict())
     with torch.no_grad():
-        factor = client_factor(network(shared), ALIGNMENT)
+        factor = contribution(network(shared), ALIGNMENT).arrays["factor"]
     figures = MetricRecord({"num-examples": len(images), "loss": float(loss.detach())})
     return Message(RecordDict({"arrays": ArrayRecord({"factor": factor}), "metrics": figures}), reply_to=message)
 

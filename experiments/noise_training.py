@@ -30,6 +30,7 @@ from hetero_ssfl.federation.participants import SimulatedSite
 from hetero_ssfl.federation.start import open_run
 from hetero_ssfl.federation.wire import Header
 from hetero_ssfl.kernels.cka import factor_cka, mutual_cka
+from hetero_ssfl.kernels.consensus import MeanKernel
 from hetero_ssfl.kernels.factor import kernel_factor
 from hetero_ssfl.kernels.mean import Sums
 from hetero_ssfl.learning.training import TrainingClient, rad_representations
@@ -67,8 +68,8 @@ def run(config: Config, folder: Path, deviation: float) -> dict[str, float]:
         rng = rng_for(config.seed, "noise", state.round + 1)
         noise = torch.randn(exact.sketch.shape, dtype=torch.float64, generator=rng)
         noisy = replace(exact, sketch=exact.sketch + deviation * noise)
-        without = method.kernels.mixed(state, exact, 0.0).factor.double()
-        found = method.kernels.mixed(state, noisy, 0.0, deviation)
+        without = method.averaging.mix(MeanKernel.from_tensors(state.shared), exact, 0.0).factor.double()
+        found = method.averaging.mix(MeanKernel.from_tensors(state.shared), noisy, 0.0, deviation)
         agreement = float(factor_cka(found.factor.double(), without))
         state = replace(state, round=state.round + 1, shared=found.to_tensors())
     scores = [evaluate(participants[name], clients[name].learner, "test")["linear_all"] for name in names]

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from hetero_ssfl.config import AlignmentConfig, Config, ModelConfig, SslConfig, validate
 from hetero_ssfl.data import random_view
+from hetero_ssfl.kernels.contribution import contribution
 from hetero_ssfl.kernels.distance import alignment_distance
-from hetero_ssfl.kernels.mean import client_factor, combine
+from hetero_ssfl.kernels.mean import combine
 from hetero_ssfl.learning.learner import Learner
 from hetero_ssfl.learning.losses.byol import byol
 from hetero_ssfl.learning.training import TrainingClient
@@ -105,16 +106,19 @@ def same(one: Tensor, other: Tensor, atol: float = 1e-5) -> bool:
 @pytest.mark.parametrize("width", [1, 7, 59, 96])  # 96 is more than the RAD has rows
 def test_a_client_sends_the_same_kernel(page: ModuleType, width: int) -> None:
     a = representations(width)
-    assert same(kernel(page.factor(a)), kernel(client_factor(a, AlignmentConfig())))
+    assert same(kernel(page.factor(a)), kernel(contribution(a, AlignmentConfig()).arrays["factor"]))
 
 
 def test_a_different_power_gives_a_different_kernel(page: ModuleType) -> None:
     a = representations(7)
-    assert not same(kernel(page.factor(a)), kernel(client_factor(a, AlignmentConfig(power=1.0))))
+    assert not same(kernel(page.factor(a)), kernel(contribution(a, AlignmentConfig(power=1.0)).arrays["factor"]))
 
 
 def test_the_server_computes_the_same_consensus(page: ModuleType) -> None:
-    factors, weights = [client_factor(representations(d), AlignmentConfig()) for d in (7, 12, 30)], [0.5, 0.3, 0.2]
+    factors, weights = (
+        [contribution(representations(d), AlignmentConfig()).arrays["factor"] for d in (7, 12, 30)],
+        [0.5, 0.3, 0.2],
+    )
     ours = kernel(page.consensus(factors, weights))
     assert same(ours, kernel(combine(factors, weights).factor))
     assert same(ours, sum((w * kernel(a) for a, w in zip(factors, weights, strict=True)), torch.zeros(60, 60)))

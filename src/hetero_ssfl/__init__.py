@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from .kernels.cka import cka as cka
     from .kernels.cka import factor_cka as factor_cka
     from .kernels.cka import mutual_cka as mutual_cka
+    from .kernels.contribution import contribution as contribution
     from .kernels.distance import alignment_distance as alignment_distance
     from .kernels.factor import effective_rank as effective_rank
     from .kernels.mean import Consensus as Consensus
-    from .kernels.mean import client_factor as client_factor
     from .kernels.mean import combine as combine
     from .learning.encoders import build_encoder as build_encoder
     from .learning.features import extract_features as extract_features
@@ -73,7 +73,7 @@ _HOME = {
     "ServerState": "methods",
     "train": "learning.training",
     "Consensus": "kernels.mean",
-    "client_factor": "kernels.mean",
+    "contribution": "kernels.contribution",
     "combine": "kernels.mean",
     "effective_rank": "kernels.factor",
     "cka": "kernels.cka",

@@ -17,6 +17,7 @@ from hetero_ssfl.federation.server.loop import Server
 from hetero_ssfl.federation.server.roster import Roster
 from hetero_ssfl.federation.server.seats import Seats, believed_sizes, typical_opening
 from hetero_ssfl.federation.wire import arrays_of, fields_of, metrics_of, pack
+from hetero_ssfl.kernels.contribution import packed
 from hetero_ssfl.learning.probes import accuracy, balanced_accuracy
 from hetero_ssfl.methods import HeteroSSFL, ServerState, Update
 from hetero_ssfl.runs.files import load_tensors
@@ -182,7 +183,8 @@ def test_a_forgotten_contribution_leaves_the_mean(overrides: list[str]) -> None:
     rng = torch.Generator().manual_seed(0)
     factors = {name: torch.randn(24, 6, generator=rng, dtype=torch.float64) for name in "abc"}
     updates = {
-        name: Update(10, method.kernels.contribution(a / (a.T @ a).norm().sqrt()), {}) for name, a in factors.items()
+        name: Update(10, packed(a / (a.T @ a).norm().sqrt(), method.config.alignment, method.config.seed), {})
+        for name, a in factors.items()
     }
     state = method.aggregate(ServerState(-1, ("a", "b", "c")), updates)
     without = method.forget(state, ["b"])

@@ -29,6 +29,7 @@ from hetero_ssfl.federation.wire import arrays_of, fields_of, texts_of, with_lis
 from hetero_ssfl.federation.wire_sums import new_session, roster_of, with_roster
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import Broadcast, ServerState, Update, method_for
+from hetero_ssfl.methods.capabilities import SecureSums
 from hetero_ssfl.privacy.sums import FEWEST, advertise, fingerprint
 from hetero_ssfl.privacy.sums.keys import PublicKeys
 from hetero_ssfl.runs.events import RoundDone
@@ -218,6 +219,7 @@ def test_everything_that_the_server_received_and_stored_hides_each_client(stage:
     state = stage.play()
     stored = b"".join(file.read_bytes() for file in stage.rig.folder.path.rglob("*") if file.is_file())
     method = stage.server.method
+    assert isinstance(method, SecureSums)
     for number, name in enumerate(NAMES):
         masked = arrays_of(heard[100 + number]["train"].content)["body"].numpy()
         vector = method.summand(stage.honest[name], 5)

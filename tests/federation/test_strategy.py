@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from torch import Tensor
 
 from helpers.grids import LocalGrid
-from hetero_ssfl import AlignmentConfig, HeteroSSFLStrategy, client_factor
+from hetero_ssfl import AlignmentConfig, HeteroSSFLStrategy, contribution
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.federation.engines.workers import RUN_ID, SERVER_NODE, set_identity
 from hetero_ssfl.federation.wire import decode, encode
@@ -21,8 +21,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_project.py"
 ALIGNMENT = AlignmentConfig(rad_batch=0)
 
 
-def contribution(*scope: int, rows: int = 12) -> Tensor:
-    return client_factor(torch.randn(rows, 4, generator=rng_for(*scope)), ALIGNMENT)
+def sent_factor(*scope: int, rows: int = 12) -> Tensor:
+    return contribution(torch.randn(rows, 4, generator=rng_for(*scope)), ALIGNMENT).arrays["factor"]
 
 
 def reply(node: int, factor: Tensor, examples: object = 10, loss: object = 1.0, key: str = "arrays") -> Message:
@@ -47,31 +47,31 @@ def mean(*factors: Tensor) -> Tensor:
 
 def test_strategy_returns_the_mean_kernel_of_all_nodes_that_ever_replied() -> None:
     strategy = HeteroSSFLStrategy(12, ALIGNMENT)
-    arrays, metrics = strategy.aggregate_train(1, [reply(8, contribution(8)), reply(5, contribution(5))])
-    assert torch.allclose(kernel(arrays), mean(contribution(8), contribution(5)), atol=1e-6)
+    arrays, metrics = strategy.aggregate_train(1, [reply(8, sent_factor(8)), reply(5, sent_factor(5))])
+    assert torch.allclose(kernel(arrays), mean(sent_factor(8), sent_factor(5)), atol=1e-6)
     assert metrics is not None
     assert metrics["loss"] == pytest.approx(1.0)
     assert float(metrics["consensus_effective_rank"]) > 1  # type: ignore[arg-type]
     arrays, _ = strategy.aggregate_train(
-        2, [reply(5, contribution(5, 2)), reply(9, contribution(9))]
+        2, [reply(5, sent_factor(5, 2)), reply(9, sent_factor(9))]
     )  # 8 did not reply, 9 is new
-    assert torch.allclose(kernel(arrays), mean(contribution(8), contribution(5, 2), contribution(9)), atol=1e-6)
+    assert torch.allclose(kernel(arrays), mean(sent_factor(8), sent_factor(5, 2), sent_factor(9)), atol=1e-6)
 
 
 def test_unusable_replies_are_excluded_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     strategy = HeteroSSFLStrategy(12, ALIGNMENT)
     bad = [
-        reply(2, contribution(2, rows=11)),
+        reply(2, sent_factor(2, rows=11)),
         reply(3, torch.full((12, 4), torch.nan)),
-        reply(4, 1000 * contribution(4)),
-        reply(6, contribution(6), examples=0),
-        reply(7, contribution(7), examples=0.5),
-        reply(9, contribution(9), loss=[1.0, 2.0]),  # comes after 8, whose figures the others must match
-        reply(10, contribution(10), key="weights"),
+        reply(4, 1000 * sent_factor(4)),
+        reply(6, sent_factor(6), examples=0),
+        reply(7, sent_factor(7), examples=0.5),
+        reply(9, sent_factor(9), loss=[1.0, 2.0]),  # comes after 8, whose figures the others must match
+        reply(10, sent_factor(10), key="weights"),
     ]
     failed = Message(Error(0, "out of memory"), reply_to=Message(RecordDict(), 11, "train"))
-    arrays, _ = strategy.aggregate_train(1, [*bad, failed, reply(8, contribution(8))])
-    assert torch.allclose(kernel(arrays), mean(contribution(8)), atol=1e-6)
+    arrays, _ = strategy.aggregate_train(1, [*bad, failed, reply(8, sent_factor(8))])
+    assert torch.allclose(kernel(arrays), mean(sent_factor(8)), atol=1e-6)
     assert set(strategy.state.clients) == {"node 8"}
     assert sum("continues without a reply: node" in text for text in caplog.messages) == len(bad)
     assert strategy.aggregate_train(2, bad[:5]) == (None, None)
@@ -80,8 +80,8 @@ def test_unusable_replies_are_excluded_and_logged(caplog: pytest.LogCaptureFixtu
 
 def test_strategy_accepts_fedavgs_keys_and_refuses_unsupported_settings() -> None:
     strategy = HeteroSSFLStrategy(12, ALIGNMENT, arrayrecord_key="kernel")
-    arrays, _ = strategy.aggregate_train(1, [reply(8, contribution(8), key="kernel")])
-    assert torch.allclose(kernel(arrays), mean(contribution(8)), atol=1e-6)
+    arrays, _ = strategy.aggregate_train(1, [reply(8, sent_factor(8), key="kernel")])
+    assert torch.allclose(kernel(arrays), mean(sent_factor(8)), atol=1e-6)
     for wrong in ({"form": "sketch"}, {"leave_one_out": True}):
         with pytest.raises(ConfigError, match="own server"):
             HeteroSSFLStrategy(12, ALIGNMENT.model_copy(update=wrong))

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from hetero_ssfl.config import AlignmentConfig
 from hetero_ssfl.kernels.cka import centre, cka, factor_cka, gram
+from hetero_ssfl.kernels.contribution import contribution
 from hetero_ssfl.kernels.factor import effective_rank, flatten_spectrum, kernel_factor, nystroem, spectrum
 from hetero_ssfl.kernels.mean import (
     SINGLE,
     SPARE,
     Consensus,
     Sums,
-    client_factor,
     combine,
     combine_sketches,
     sketch,
@@ -56,7 +56,7 @@ def test_factor_form_equals_dense_form(
     config = AlignmentConfig(power=power, row_normalize=row_normalize, normalize=normalize, center=center)
     clients = [features(rows, width, seed + k) for k, width in enumerate(widths)]
     weights = [float(k + 1) for k in range(len(widths))]
-    consensus = combine([client_factor(a, config) for a in clients], weights)
+    consensus = combine([contribution(a, config).arrays["factor"] for a in clients], weights)
     expected = sum(w / sum(weights) * dense(config, a) for w, a in zip(weights, clients, strict=True))
     assert isinstance(expected, torch.Tensor)
     assert consensus.lost == 0
@@ -67,7 +67,7 @@ def test_factor_form_equals_dense_form(
 def test_cka_with_the_consensus_factor_equals_cka_with_the_dense_mean() -> None:
     config = AlignmentConfig()
     clients = [features(50, width, width) for width in (5, 20, 64)]
-    factor = combine([client_factor(a, config) for a in clients], [1, 1, 1]).factor.double()
+    factor = combine([contribution(a, config).arrays["factor"] for a in clients], [1, 1, 1]).factor.double()
     mean = sum(dense(config, a) for a in clients)
     assert isinstance(mean, torch.Tensor)
     live = features(50, 9, 3)
@@ -114,9 +114,9 @@ def test_flattening_does_not_amplify_null_directions() -> None:
 
 def test_normalising_stops_a_client_with_large_features_from_dominating() -> None:
     quiet, loud = features(60, 8, 0), 1000 * features(60, 8, 1)
-    fair = combine([client_factor(a, LITERAL) for a in (quiet, loud)], [1, 1]).factor
+    fair = combine([contribution(a, LITERAL).arrays["factor"] for a in (quiet, loud)], [1, 1]).factor
     plain = LITERAL.model_copy(update={"normalize": False})
-    unfair = combine([client_factor(a, plain) for a in (quiet, loud)], [1, 1]).factor
+    unfair = combine([contribution(a, plain).arrays["factor"] for a in (quiet, loud)], [1, 1]).factor
     assert factor_cka(quiet.float(), fair) > 0.5
     assert factor_cka(quiet.float(), unfair) < 0.3
 
@@ -257,7 +257,7 @@ def test_a_contribution_can_be_replaced_in_running_sums() -> None:
 def test_with_at_most_twice_as_many_images_as_rank_the_best_directions_are_kept(
     rows: int, clients: int, rank: int, seed: int
 ) -> None:
-    factors = [client_factor(features(rows, 6, seed + k), AlignmentConfig()) for k in range(clients)]
+    factors = [contribution(features(rows, 6, seed + k), AlignmentConfig()).arrays["factor"] for k in range(clients)]
     found = cut_by_sums(factors, rank)
     together = torch.cat(factors, dim=1).double() / clients**0.5
     left, singular, _ = torch.linalg.svd(together, full_matrices=False)
@@ -271,7 +271,10 @@ def test_with_at_most_twice_as_many_images_as_rank_the_best_directions_are_kept(
 
 
 def test_with_many_images_the_loss_is_close_to_the_best_truncation() -> None:
-    factors = [client_factor(features(300, 20, 0) @ features(20, 20, k), AlignmentConfig()) for k in range(1, 9)]
+    factors = [
+        contribution(features(300, 20, 0) @ features(20, 20, k), AlignmentConfig()).arrays["factor"]
+        for k in range(1, 9)
+    ]
     noisy = [a + 0.02 * features(300, a.shape[1], 50 + k) for k, a in enumerate(factors)]
     exact = torch.cat(noisy, dim=1) / 8**0.5
     best, found = truncate(exact, 24), cut_by_sums(noisy, 24)

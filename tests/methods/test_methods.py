@@ -10,18 +10,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero_ssfl.config import Config, load_config
+from hetero_ssfl.config import AlignmentConfig, Config, load_config
 from hetero_ssfl.data import to_input
 from hetero_ssfl.errors import ConfigError, ProtocolError
 from hetero_ssfl.kernels.cka import factor_cka
+from hetero_ssfl.kernels.contribution import contribution, packed
 from hetero_ssfl.kernels.distance import alignment_distance
 from hetero_ssfl.kernels.factor import kernel_factor
-from hetero_ssfl.kernels.mean import client_factor, sketch, sketching_matrix
+from hetero_ssfl.kernels.mean import sketch, sketching_matrix
+from hetero_ssfl.learning.alignment import Alignment, mu_at
 from hetero_ssfl.learning.learner import build_learner
 from hetero_ssfl.learning.training import TrainingClient, learning_rate, rad_representations, train
 from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState, Update, method_for
 from hetero_ssfl.methods.averaging import average
-from hetero_ssfl.methods.hetero import Alignment, HeteroSSFL, mu_at
+from hetero_ssfl.methods.hetero import HeteroSSFL
 from hetero_ssfl.seeding import rng_for
 
 SMALL = [
@@ -37,6 +39,11 @@ def config_with(*overrides: str) -> Config:
     config = load_config("smoke", [*SMALL, *overrides])
     kind = METHODS[config.method].ssl_kind if config.method in METHODS else None
     return load_config("smoke", [*SMALL, *overrides, *([f"ssl.kind={kind}"] if kind else [])])
+
+
+def plain(config: Config) -> AlignmentConfig:
+    """Return the alignment with factors instead of sketches."""
+    return config.alignment.model_copy(update={"form": "factor"})
 
 
 def make_client(config: Config, number: int = 0) -> TrainingClient:
@@ -147,7 +154,7 @@ def test_a_client_that_was_not_selected_keeps_its_contribution() -> None:
 def test_the_cached_factor_of_an_idle_client_is_current() -> None:
     config = config_with()
     state, clients = play(HeteroSSFL(config), config, rounds=1)
-    now = client_factor(rad_representations(clients[1]), config.alignment)
+    now = contribution(rad_representations(clients[1]), plain(config)).arrays["factor"]
     assert torch.equal(now, state.clients["client-1"]["factor"])
 
 
@@ -260,8 +267,8 @@ def test_a_portrait_contains_mutual_cka_and_spectrum() -> None:
     ]
     updates = {f"client-{k}": Update(1, {"factor": a}) for k, a in enumerate(factors)}
     method = HeteroSSFL(config_with("clients.count=3"))
-    assert method.portrait(ServerState(0, tuple(updates))) == {}
-    portrait = json.loads(json.dumps(method.portrait(method.aggregate(ServerState(0, tuple(updates)), updates))))
+    assert method.kernel_snapshot(ServerState(0, tuple(updates))) == {}
+    portrait = json.loads(json.dumps(method.kernel_snapshot(method.aggregate(ServerState(0, tuple(updates)), updates))))
     assert portrait["clients"] == list(updates)
     assert portrait["mutual_cka"][0][1] == pytest.approx(1, abs=1e-3)
     assert abs(portrait["mutual_cka"][0][2]) < 0.6
@@ -322,7 +329,9 @@ def test_the_lost_fraction_counts_what_each_client_cut_off_itself(clients: int) 
     method = HeteroSSFL(config)
     whole = [torch.randn(16, 12, generator=rng_for(k), dtype=torch.float64) for k in range(clients)]
     whole = [a / kernel(a).norm().sqrt() for a in whole]
-    updates = {f"client-{k}": Update(1, method.kernels.contribution(a)) for k, a in enumerate(whole)}
+    updates = {
+        f"client-{k}": Update(1, packed(a, method.config.alignment, method.config.seed)) for k, a in enumerate(whole)
+    }
     opening = ServerState(-1, tuple(updates))
     for name, update in updates.items():
         method.check(opening, name, update)
@@ -334,7 +343,7 @@ def test_the_lost_fraction_counts_what_each_client_cut_off_itself(clients: int) 
 
 
 def test_a_factor_that_is_not_cut_is_sent_alone() -> None:
-    sent = HeteroSSFL(config_with("alignment.rank=12")).kernels.contribution(torch.randn(16, 12, dtype=torch.float64))
+    sent = packed(torch.randn(16, 12, dtype=torch.float64), config_with("alignment.rank=12").alignment)
     assert set(sent) == {"factor"}
 
 
@@ -362,7 +371,7 @@ def test_leave_one_out_subtracts_the_clients_own_sketch_from_the_sum() -> None:
     config = config_with("alignment.leave_one_out=true", *SKETCH)
     state, clients = play(HeteroSSFL(config), config, rounds=1)
     sent = HeteroSSFL(config).broadcast(state, "client-0").arrays["factor"]
-    other = client_factor(rad_representations(clients[1]), config.alignment)
+    other = contribution(rad_representations(clients[1]), plain(config)).arrays["factor"]
     assert torch.allclose(kernel(sent), kernel(other), atol=1e-5)
 
 
@@ -371,7 +380,7 @@ def test_the_sketch_of_a_client_that_was_not_selected_stays_in_the_sum() -> None
     method = HeteroSSFL(config)
     state, clients = play(method, config, rounds=1)
     after = method.aggregate(state, {"client-0": method.local_update(clients[0], method.broadcast(state, "client-0"))})
-    exact = total(kernel(client_factor(rad_representations(c), config.alignment)) for c in clients) / 2
+    exact = total(kernel(contribution(rad_representations(c), plain(config)).arrays["factor"]) for c in clients) / 2
     assert torch.allclose(kernel(after.shared["factor"]), exact, atol=1e-5)
     assert not torch.allclose(kernel(state.shared["factor"]), exact, atol=1e-5)
 

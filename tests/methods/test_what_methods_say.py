@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from hetero_ssfl.config import load_config
+from hetero_ssfl.federation.server.loop import collapse_warning
+from hetero_ssfl.kernels.consensus import MeanKernel
 from hetero_ssfl.kernels.mean import Sums
 from hetero_ssfl.learning.learner import build_learner
-from hetero_ssfl.methods import METHODS, HeteroSSFL, Local, Update, method_for
-from hetero_ssfl.methods.kernels import KernelState
+from hetero_ssfl.methods import HeteroSSFL, Update, method_for
+from hetero_ssfl.methods.capabilities import Warnings
 from hetero_ssfl.studies.costs import message_bytes, seconds_per_step
 
 
@@ -62,25 +64,19 @@ def test_a_step_costs_the_rad_batch_as_often_as_the_term_is_computed() -> None:
 
 def test_warnings_come_from_the_method() -> None:
     ours, alone = method_for(load_config("smoke")), method_for(load_config("smoke", ["method=local"]))
-    collapsed = Update(1, metrics={"spread": 0.05})
-    assert "collapsed (spread 0.050)" in str(ours.client_warning(collapsed))
-    assert alone.client_warning(Update(1, metrics={"spread": 0.5})) is None
+    assert "0.050" in str(collapse_warning(Update(1, metrics={"spread": 0.05})))
+    assert collapse_warning(Update(1, metrics={"spread": 0.5})) is None
+    assert isinstance(ours, Warnings)
     assert "is only 1.5" in str(ours.round_warning({"consensus_effective_rank": 1.5}))
     assert ours.round_warning({"consensus_effective_rank": 30.0}) is None
-    assert alone.round_warning({}) is None
-
-
-def test_a_report_knows_what_the_clients_did() -> None:
-    assert Mine.story == HeteroSSFL.story
-    assert Local.story
-    assert all(METHODS[name].story is None for name in ("fedbyol", "fedema", "fedavg"))
+    assert not isinstance(alone, Warnings)
 
 
 @pytest.mark.parametrize("sums", [None, Sums(torch.randn(6, 3), 2.5, 3.0)])
 @pytest.mark.parametrize("norms", [None, torch.tensor([0.5, 2.0], dtype=torch.float64)])
 def test_the_servers_kernels_survive_saving(sums: Sums | None, norms: torch.Tensor | None) -> None:
-    kept = KernelState(torch.randn(6, 2), 0.25, sums, norms)
-    again = KernelState.from_tensors(kept.to_tensors())
+    kept = MeanKernel(torch.randn(6, 2), 0.25, sums, norms)
+    again = MeanKernel.from_tensors(kept.to_tensors())
     assert again is not None
     assert torch.equal(again.factor, kept.factor)
     assert again.lost == kept.lost
@@ -89,4 +85,4 @@ def test_the_servers_kernels_survive_saving(sums: Sums | None, norms: torch.Tens
         assert torch.equal(again.sums.sketch, sums.sketch)
         assert (again.sums.trace, again.sums.weight) == (sums.trace, sums.weight)
     assert (again.norms is None) == (norms is None)
-    assert KernelState.from_tensors({}) is None
+    assert MeanKernel.from_tensors({}) is None

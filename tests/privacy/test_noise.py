@@ -15,7 +15,7 @@ from hetero_ssfl.errors import ConfigError, ProtocolError
 from hetero_ssfl.kernels.mean import sketch
 from hetero_ssfl.methods import ServerState, Update, method_for
 from hetero_ssfl.methods.hetero import HeteroSSFL
-from hetero_ssfl.methods.private import FIGURES
+from hetero_ssfl.methods.private import METRICS
 from hetero_ssfl.privacy.accountant import delta_of, epsilon_of, noise_multiplier
 from hetero_ssfl.privacy.noise import gaussian
 from hetero_ssfl.privacy.sums import Rules
@@ -82,7 +82,7 @@ def update(config: Config, scale: float = 1.0) -> Update:
     a = torch.randn(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     a = scale**0.5 * a / (a.T @ a).norm().sqrt()
     return Update(
-        60, {"sketch": sketch(a, HeteroSSFL(config).kernels.omega()), "trace": a.square().sum()}, {"loss_ssl": 7}
+        60, {"sketch": sketch(a, HeteroSSFL(config).averaging.omega()), "trace": a.square().sum()}, {"loss_ssl": 7}
     )
 
 
@@ -98,7 +98,7 @@ def test_a_sum_has_the_noise_of_its_epsilon_whoever_survives() -> None:
             total.add(method.summand(update(config), 9))
         mean = method.summands.decode(total, 9, survivors)
         noise.append(survivors * (mean.sketch - update(config).arrays["sketch"]).numpy())
-        assert dict(mean.figures) == {}, "figures would need noise, too"
+        assert dict(mean.metrics) == {}, "figures would need noise, too"
     assert np.std(noise) == pytest.approx(z * 20, rel=0.03)
 
 
@@ -120,7 +120,7 @@ def test_the_rest_of_the_vector_says_nothing() -> None:
     config = parse_config("", NOISY)
     first, second = (HeteroSSFL(config).summand(update(config, scale), 5) for scale in (1.0, 0.1))
     assert np.array_equal(first.figures, second.figures)
-    assert len(FIGURES) > 0
+    assert len(METRICS) > 0
 
 
 def test_rounds_say_what_was_spent() -> None:

@@ -15,9 +15,10 @@ from hetero_ssfl.config import Config
 from hetero_ssfl.data import to_input
 from hetero_ssfl.federation.start import torch_threads
 from hetero_ssfl.kernels.cka import factor_cka
+from hetero_ssfl.kernels.consensus import Averaging
+from hetero_ssfl.kernels.contribution import packed
 from hetero_ssfl.kernels.factor import kernel_factor
 from hetero_ssfl.learning.learner import Learner
-from hetero_ssfl.methods.kernels import Kernels
 from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.seeding import rng_for
 from hetero_ssfl.studies.audit.class_mix import (
@@ -216,8 +217,9 @@ def test_the_power_of_the_spectrum_is_undone() -> None:
 def test_the_server_recovers_a_kernel_from_a_sketch() -> None:
     config = tiny("alignment.form=sketch")
     factor = kernel_factor(random(32, 10), config.alignment)
-    kernels = Kernels(config, lambda _state, _name: 1.0)
-    assert cka(recovered(kernels.contribution(factor), kernels), factor) == pytest.approx(1.0, abs=1e-4)
+    averaging = Averaging(config.alignment, config.rad.size, config.seed)
+    sent = packed(factor, config.alignment, config.seed)
+    assert cka(recovered(sent, averaging), factor) == pytest.approx(1.0, abs=1e-4)
 
 
 # --- the command ---

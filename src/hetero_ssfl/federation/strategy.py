@@ -1,7 +1,7 @@
 """Hetero-SSFL as a Flower Strategy, for existing Flower projects. See examples/flower_project.py.
 
 The project's ClientApp trains in its own way and replies with
-`{"factor": client_factor(representations of the RAD, alignment)}`. In the next round it receives the factor of the mean
+`contribution(representations of the RAD, alignment).arrays`. In the next round it receives the factor of the mean
 kernel, for `alignment_distance`. Sampling is FedAvg's.
 """
 

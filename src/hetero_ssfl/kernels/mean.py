@@ -15,9 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..config import AlignmentConfig
 from ..seeding import rng_for
-from .factor import kernel_factor
 
 SPARE = 2  # the server's own sums have SPARE * rank columns; they are exact for up to that many RAD images
 
@@ -30,11 +28,6 @@ class Consensus:
 
     factor: Tensor
     lost: float = 0.0
-
-
-def client_factor(representations: Tensor, config: AlignmentConfig) -> Tensor:
-    """Return A_j truncated to `alignment.rank`, which client j sends in factor form."""
-    return truncate(kernel_factor(representations, config), config.rank).factor.float()
 
 
 def combine(factors: Sequence[Tensor], weights: Sequence[float]) -> Consensus:

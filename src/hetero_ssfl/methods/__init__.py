@@ -8,6 +8,7 @@ from ..errors import ConfigError
 from ..plugins import find
 from .averaging import FedAvg, FedBYOL, FedSimSiam, FedSSL
 from .base import Broadcast, ClientId, Method, ServerState, Update
+from .capabilities import Noise, SecureSums
 from .fedema import FedEMA
 from .fedu import FedU
 from .hetero import HeteroSSFL
@@ -53,12 +54,12 @@ def method_for(config: Config) -> Method:
         raise ConfigError(
             f"method '{config.method}' trains on labels, which RAD images do not have. Set rad.in_ssl = false."
         )
-    if config.privacy.secure and not kind.sums_only:
+    if config.privacy.secure and not issubclass(kind, SecureSums):
         raise ConfigError(
             f"method '{config.method}' needs each client's reply, which privacy.secure = true hides. "
             "Use method = 'hetero-ssfl', or set privacy.secure = false."
         )
-    if config.privacy.epsilon is not None and kind.with_noise is Method.with_noise:
+    if config.privacy.epsilon is not None and not issubclass(kind, Noise):
         raise ConfigError(
             f"method '{config.method}' has no noise, which privacy.epsilon = {config.privacy.epsilon:g} asks for. "
             "Use method = 'hetero-ssfl', or leave privacy.epsilon out."

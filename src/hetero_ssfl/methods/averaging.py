@@ -47,10 +47,6 @@ class FedSSL(Method):
     def train(self, client: TrainingClient, round_number: int) -> dict[str, float]:
         return train(client, round_number)
 
-    def example_messages(self, learner: Learner, sample: Tensor) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        weights = shared_weights(learner, self.shared)
-        return weights, weights
-
     def global_model(self, state: ServerState) -> Mapping[str, Tensor]:
         return state.shared
 

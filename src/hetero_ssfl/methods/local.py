@@ -3,25 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from torch import Tensor
-
-from ..learning.learner import Learner
 from ..learning.training import TrainingClient, train
 from .base import Broadcast, ClientId, Method, ServerState, Update
 
 
 class Local(Method):
     name = "local"
-    story = "learned alone"
 
     def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
         return Broadcast(state.round + 1)
 
     def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
         return Update(len(client.pixels), metrics=train(client, down.round))
-
-    def example_messages(self, learner: Learner, sample: Tensor) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        return {}, {}
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
         return replace(state, round=state.round + 1)

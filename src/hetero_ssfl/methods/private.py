@@ -1,11 +1,12 @@
-"""A client's reply as a vector of integers, and the means over clients from the sum of these vectors.
+"""Sketches of kernels that the server sees only as a sum, or with noise: `privacy.secure` and `privacy.epsilon`.
 
-The vector holds w Y (the weighted sketch), and as figures w tr K, w, the number of images, and for each figure of
-training its value and a 1, which counts the clients that have it.
+A reply becomes a vector of integers, and the means over clients come from the sum of these vectors. The vector holds
+w Y (the weighted sketch), w tr K, w, the number of images, and for each metric of training its value and a 1, which
+counts the clients that have it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,15 +15,17 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import ProtocolError
+from ..kernels.consensus import Averaging, MeanKernel
+from ..kernels.mean import Sums
 from ..privacy.accountant import noise_multiplier
 from ..privacy.noise import TAIL, Noise, gaussian
 from ..privacy.sums import Layout, Rules, Vector, decode, encode
-from .base import Update
+from .base import Method, ServerState, Update
 
-FIGURES = ("loss_ssl", "loss_alignment", "spread", "batch_rank", "effective_rank", "clipped")
-"""The figures of which the server learns the means. Others stay with the client."""
-LARGEST_FIGURE = 1e6
-MOST_IMAGES = 1e9
+METRICS = ("loss_ssl", "loss_alignment", "spread", "batch_rank", "effective_rank", "clipped")
+"""The metrics of which the server learns the means. Others stay with the client."""
+MAX_METRIC = 1e6
+MAX_IMAGES = 1e9
 TOLERANCE = 0.05  # for a norm that is at most 1 except for rounding
 
 
@@ -43,13 +46,79 @@ def releases_of(config: Config) -> int:
     return config.rounds + 1
 
 
+class PrivateSketches(Method):
+    """A method whose server needs only the mean kernel: what `privacy.secure` and `privacy.epsilon` need of it.
+
+    It implements the capabilities SecureSums and Noise, and a part of Warnings.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.averaging = Averaging(config.alignment, config.rad.size, config.seed)
+        self.summands = Summands(config)
+        self.noise = noise_of(config)
+
+    @property
+    def wire(self) -> torch.dtype:
+        """The type of a contribution's numbers. A secure sum has its own integers, and noise needs float32's range."""
+        return torch.float32 if self.config.privacy.secure or self.noise else self.averaging.wire
+
+    # --- secure sums ---
+
+    def layout(self) -> Layout:
+        return self.summands.layout()
+
+    def summand(self, update: Update, participants: int) -> Vector:
+        return self.summands.encode(update, participants)
+
+    def aggregate_sum(
+        self, state: ServerState, total: Vector, participants: int, summands: int
+    ) -> tuple[ServerState, dict[str, float]]:
+        means = self.summands.decode(total, participants, summands)
+        new, noise = Sums().plus(1.0, means.sketch, means.trace), self.summands.noise_in_mean(participants, summands)
+        mixed = self.averaging.mix(MeanKernel.from_tensors(state.shared), new, self.config.privacy.keep, noise)
+        return replace(state, round=state.round + 1, shared=mixed.to_tensors()), dict(means.metrics)
+
+    # --- noise ---
+
+    def with_noise(self, update: Update) -> Update:
+        """Return a sketch with noise that is enough by itself. The trace is constant, because it would need noise."""
+        assert self.noise is not None
+        noisy = self.noise.alone(update.arrays["sketch"].double().numpy())
+        return Update(1, {"sketch": torch.from_numpy(noisy), "trace": torch.ones(1)})
+
+    def spent(self, releases: int) -> float:
+        return releases * (self.noise.clip / self.noise.deviation) ** 2 if self.noise else 0.0
+
+    def start_warning(self, clients: int) -> str | None:
+        """Say how large the noise is beside the largest signal, and what clients can then learn."""
+        noise, privacy, entries = self.noise, self.config.privacy, self.layout().body
+        if noise is None:
+            return None
+        per_round = self.config.clients.selected_per_round(clients)
+        summed = self.summands.noise_in_mean(per_round, per_round)
+        alone = noise.deviation / clients**0.5  # in the mean of the last contributions of all clients
+        ratio = (summed if privacy.secure else alone) * entries**0.5 / noise.clip
+        edge = ratio * (2 / self.config.rad.size) ** 0.5  # the largest eigenvalue of noise alone (kernels/mean.py)
+        learns = "it can learn from the consensus" if edge < 0.1 else "it learns only what is strongest in the kernels"
+        learns = learns if edge < 1 else "it will not learn from the consensus"
+        who = f"with {per_round} clients per round" if privacy.secure else f"with {clients} clients and no secure sums"
+        worse = "" if privacy.secure else f" ({alone / summed:.2g} times as large as with privacy.secure)"
+        probed = self.config.evaluation.probes or self.config.evaluation.label_shares
+        probes = " Accuracies of probes are sent without noise (evaluation.probes)." if probed else ""
+        return (
+            f"privacy.epsilon = {privacy.epsilon:g}: {who} the noise in the mean kernel is {ratio:.3g} times as large "
+            f"as the largest signal{worse}, so {learns}; see docs/privacy.md.{probes}"
+        )
+
+
 @dataclass(frozen=True)
 class Means:
     """Weighted means over the clients of a sum."""
 
     sketch: Tensor
     trace: float
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 class Summands:
@@ -58,16 +127,16 @@ class Summands:
     def __init__(self, config: Config) -> None:
         self.rows, self.columns = config.rad.size, min(config.alignment.rank, config.rad.size)
         self.by_size = config.clients.weights == "size"
-        self.largest_weight = MOST_IMAGES if self.by_size else 1.0
+        self.largest_weight = MAX_IMAGES if self.by_size else 1.0
         self.largest_entry, self.threshold = config.privacy.largest_entry, config.privacy.threshold
         self.noise = noise_of(config)
 
     def layout(self) -> Layout:
         """Equal weights fit into 32 bits, as exact as float32. Weights by size need 64."""
-        return Layout(3 + 2 * len(FIGURES), self.rows * self.columns, 64 if self.by_size else 32)
+        return Layout(3 + 2 * len(METRICS), self.rows * self.columns, 64 if self.by_size else 32)
 
     def encode(self, update: Update, participants: int) -> Vector:
-        weight = min(float(update.examples), MOST_IMAGES) if self.by_size else 1.0
+        weight = min(float(update.examples), MAX_IMAGES) if self.by_size else 1.0
         entries = update.arrays["sketch"].double().numpy().ravel()
         if self.noise:
             return self._noisy(entries, participants, self.noise)
@@ -75,7 +144,7 @@ class Summands:
         entries = weight * np.clip(entries, -self.largest_entry, self.largest_entry)
         known = {**update.metrics, "clipped": clipped}
         values = [weight * float(update.arrays["trace"]), weight, float(update.examples)]
-        values += [known.get(name, 0.0) for name in FIGURES] + [float(name in known) for name in FIGURES]
+        values += [known.get(name, 0.0) for name in METRICS] + [float(name in known) for name in METRICS]
         figures = [
             encode(np.array([v]), 64, participants, most) for v, most in zip(values, self._limits(), strict=True)
         ]
@@ -110,7 +179,7 @@ class Summands:
         trace, weight, images, *rest = (float(decode(words, participants, most)[0]) for words, most in limits)
         values, counts = np.array(rest).reshape(2, -1)
         expected = images if self.by_size else float(summands)
-        if weight <= 0 or abs(weight - expected) > 0.5 or not summands <= images <= summands * MOST_IMAGES:
+        if weight <= 0 or abs(weight - expected) > 0.5 or not summands <= images <= summands * MAX_IMAGES:
             raise ProtocolError(f"the weights of {summands} clients sum to {weight:g}, expected {expected:g}.")
         body = decode(total.body, participants, self._range(participants))
         mean = torch.from_numpy(body / weight).reshape(self.rows, self.columns)
@@ -129,7 +198,7 @@ class Summands:
     def _means(self, values: NDArray[np.float64], counts: NDArray[np.float64]) -> dict[str, float]:
         return {
             name: value / round(count)
-            for name, value, count in zip(FIGURES, values.tolist(), counts.tolist(), strict=True)
+            for name, value, count in zip(METRICS, values.tolist(), counts.tolist(), strict=True)
             if round(count) > 0
         }
 
@@ -137,4 +206,4 @@ class Summands:
         """Return the largest size of each figure of the vector."""
         weight = self.largest_weight
         of_trace = weight * 2 * self.rows**0.5
-        return [of_trace, weight, MOST_IMAGES] + [LARGEST_FIGURE] * len(FIGURES) + [1.0] * len(FIGURES)
+        return [of_trace, weight, MAX_IMAGES] + [MAX_METRIC] * len(METRICS) + [1.0] * len(METRICS)

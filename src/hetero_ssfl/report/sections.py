@@ -43,8 +43,7 @@ def summary(runs: Sequence[ReportedRun], metric: str | None) -> list[str]:
     seeds = ", ".join(map(str, sorted({run.result.config.seed for run in runs})))
     span = f"{_count(config.rounds, 'round')}, seed {seeds}"
     if len(runs) == 1:
-        story = (last.method and last.method.story) or "trained with {method}"
-        how = story.format(rad=config.rad.size, things=last.things, method=config.method)
+        how = f"trained with {config.method}"
         labels = "" if last.method is None else "labeled " if last.method.needs_labels else "unlabeled "
         sentences = [f"{who} {how}. They trained on {labels}{data} for {span}."]
     else:

@@ -11,10 +11,10 @@ from torch import Tensor
 from ..config import ClientsConfig, Config, ModelConfig, OptimConfig, SslConfig
 from ..data import Images, load_images, split_training_images, to_input
 from ..federation.start import torch_threads
-from ..federation.wire import content_size, pack
 from ..learning.learner import Learner, build_learner, count_parameters
 from ..learning.training import TrainingClient
-from ..methods import Broadcast, Local, method_class, method_for
+from ..methods import Broadcast, FedSSL, HeteroSSFL, Local, method_class, method_for
+from ..methods.averaging import shared_weights
 
 PUBLIC = {"cifar10": (50_000, 32, 10), "cifar100": (50_000, 32, 100), "tiny-imagenet": (100_000, 64, 200)}
 """Number of training images, side and number of classes of the complete public data sets."""
@@ -69,21 +69,36 @@ def _images(config: Config) -> Images:
 
 
 def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int | None:
-    """Return the bytes per client and round in both directions, measured on messages of the real shapes.
-
-    None if the method does not provide example messages.
-    """
-    examples = method_for(config).example_messages(learner, sample)
-    if examples is None:
+    """Return the bytes per client and round in both directions; None for a method whose messages are not known."""
+    kind = method_class(config.method)
+    if issubclass(kind, Local):
+        return 0
+    if issubclass(kind, FedSSL):
+        return 2 * sum(w.numel() * w.element_size() for w in shared_weights(learner, kind.shared).values())
+    if not issubclass(kind, HeteroSSFL):
         return None
-    return sum(content_size(pack({key: value})) for arrays in examples for key, value in arrays.items())
+    with torch.no_grad():
+        width = learner.eval().represent(sample, config.alignment.layer).shape[1]
+    rank, rows, size = config.alignment.rank, config.rad.size, 2 if config.alignment.wire == "float16" else 4
+    up, down = min(width, rank), min(width * config.clients.count, rank)
+    if config.alignment.form == "sketch":
+        up = down = min(rank, rows)
+    return rows * (up + down) * size
 
 
 def seconds_per_step(config: Config, model: ModelConfig, channels: int, side: int, classes: int | None) -> float:
     """Estimate the time per step from the measured time per image."""
-    images = config.optim.batch + method_for(config).extra_images_per_step()
+    images = config.optim.batch + _extra_images(config)
     trains = config.method if method_class(config.method).needs_labels else Local.name
     return images * _seconds_per_image(trains, model, config.ssl, channels, side, classes)
+
+
+def _extra_images(config: Config) -> float:
+    """Return the cost of a step beyond its own batch, in pairs of views: one view of each RAD image of the term."""
+    alignment, rows = config.alignment, config.rad.size
+    if alignment.mu == 0 or not issubclass(method_class(config.method), HeteroSSFL):
+        return 0.0
+    return min(alignment.rad_batch or rows, rows) / 2 / alignment.every
 
 
 @lru_cache(maxsize=64)

@@ -18,6 +18,7 @@ from ...errors import ConfigError, DivergedError, LostStateError, ProtocolError
 from ...learning.learner import Learner
 from ...methods import Broadcast, method_class, method_for
 from ...methods.base import check_finite
+from ...methods.capabilities import Noise, SecureSums
 from ...plugins import remember
 from ...runs.folder import RunFolder
 from ..logs import log_to_stderr
@@ -227,9 +228,11 @@ def client_app(process: ClientProcess) -> ClientApp:
         if hides_figures(participant.config):
             keep_figures(participant, down.round, update.metrics)
         if summing:
+            assert isinstance(method, SecureSums)
             masked = summing.masked(message.content, method, update)
             return Message(pack_vector(asdict(asked.header), masked), reply_to=message)
         if participant.config.privacy.epsilon is not None:
+            assert isinstance(method, Noise)  # method_for has checked it
             update = method.with_noise(update)
         return Message(pack_update(asked.header, update), reply_to=message)
 

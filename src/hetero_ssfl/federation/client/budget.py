@@ -5,13 +5,14 @@ from pathlib import Path
 
 from ...errors import ProtocolError
 from ...methods import method_for
+from ...methods.capabilities import Noise
 from ...privacy.accountant import epsilon_of
 from ...runs.files import read_json, write_json
 from ..participants.participant import Participant
 
 
 class Budget:
-    """Count what all contributions of this participant in this federation have cost, as squared mu (`noise.py`).
+    """Count what all contributions of this participant in this federation have cost, as squared mu.
 
     A repeated round costs again, because its noise is new. The count does not depend on the participant's encoder.
     """
@@ -27,7 +28,8 @@ class Budget:
     @property
     def cost(self) -> float:
         """The squared mu of one contribution; 0 without noise."""
-        return method_for(self.participant.config).spent(1)
+        method = method_for(self.participant.config)
+        return method.spent(1) if isinstance(method, Noise) else 0.0
 
     def check(self) -> None:
         """Raise ProtocolError, before any training, if another contribution would exceed the owner's limit."""

@@ -15,7 +15,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from ...errors import ProtocolError
-from ...methods import Method, Update
+from ...methods import Update
+from ...methods.capabilities import SecureSums
 from ...privacy.sums import (
     ClientState,
     Rules,
@@ -71,7 +72,7 @@ class Summing:
         self.state.after(self.session, "shares")
         check_senders(self.state, texts_of(asked, "senders"), self.rules)
 
-    def masked(self, asked: RecordDict, method: Method, update: Update) -> Vector:
+    def masked(self, asked: RecordDict, method: SecureSums, update: Update) -> Vector:
         """Return the reply to a round with all masks on it."""
         senders, before = texts_of(asked, "senders"), self.state
         vector = method.summand(update, len(before.participants))

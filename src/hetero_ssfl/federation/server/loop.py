@@ -23,6 +23,8 @@ from flwr.serverapp import Grid
 from ...config import Config
 from ...errors import FaultError, LostStateError, ProtocolError, RunError, TooFewRepliesError
 from ...methods import ClientId, Method, ServerState, Update, method_for
+from ...methods.base import without
+from ...methods.capabilities import Forgets, GlobalModel, KernelSnapshot, Metrics, SecureSums, Warnings
 from ...runs.events import (
     ClientTrained,
     Evaluated,
@@ -44,6 +46,8 @@ from .roster import Roster
 from .saving import Saved, restore_state, save_contribution, save_state, step_back
 from .seats import believed_sizes, typical_opening
 from .sums import SecureRound
+
+MIN_SPREAD = 0.1  # of a client's features: 1 is isotropic, 0 is a single point
 
 
 class Server:
@@ -91,7 +95,7 @@ class Server:
             saved = Saved(ServerState(first, everyone, seats=self.roster.held()), dict.fromkeys(everyone, 0))
         state, everyone, self.trained = saved.state, saved.state.roster, dict(saved.trained)
         self.listen(Started(max(0, state.round), self.config.rounds, everyone))
-        warning = self.method.start_warning(len(everyone))
+        warning = self.method.start_warning(len(everyone)) if isinstance(self.method, Warnings) else None
         if warning:
             self.roster.warn(warning)
         if state.round <= 0 and self.config.evaluation.every and not self.folder.events():
@@ -111,6 +115,7 @@ class Server:
         self.listen(RoundBegun(number, selected))
         broadcasts = self.broadcasts(state, selected, number)
         if self.config.privacy.secure:
+            assert isinstance(self.method, SecureSums)  # method_for has checked it
             secure = SecureRound(self.roster, self.method, number, selected)
             done = secure.play(state, broadcasts)
             self.trained |= dict.fromkeys(secure.trained, number) if number > 0 else {}
@@ -119,8 +124,8 @@ class Server:
         state, events = done.state, done.events
         if number > 0 and self.due(number):
             events.append(self.evaluate(number, "validation"))
-        portrait = self.method.portrait(state)
-        events += [KernelsSeen(number, **portrait)] if portrait else []
+        kernels = self.method.kernel_snapshot(state) if isinstance(self.method, KernelSnapshot) else {}
+        events += [KernelsSeen(number, **kernels)] if kernels else []
         summary = self.summary(done, time.perf_counter() - started)
         self.folder.append_events([*events, summary])
         state = save_state(self.folder, state, self.trained)
@@ -205,7 +210,7 @@ class Server:
                 events.append(ClientTrained(number, name, sent[name], excluded=excluded[name]))
                 continue
             update = updates[name]
-            warning = self.method.client_warning(update)
+            warning = collapse_warning(update)
             if warning:
                 self.roster.warn(f"{name}: {warning}")
             figures = dict(update.metrics)
@@ -241,7 +246,7 @@ class Server:
         gone = [name for name in self.roster.gone(state) if name in state.clients]
         if not gone:
             return state
-        after = self.method.forget(state, gone)
+        after = self.method.forget(state, gone) if isinstance(self.method, Forgets) else without(state, gone)
         for name in (name for name in gone if name not in after.clients):
             self.roster.warn(
                 f"{name} is absent for {self.config.clients.absent_rounds} rounds: its contribution leaves."
@@ -338,8 +343,8 @@ class Server:
 
     def summary(self, done: Outcome, seconds: float) -> RoundDone:
         state = done.state
-        figures = {**done.figures, **self.method.metrics(state)}
-        warning = self.method.round_warning(figures)
+        figures = {**done.figures, **(self.method.metrics(state) if isinstance(self.method, Metrics) else {})}
+        warning = self.method.round_warning(figures) if isinstance(self.method, Warnings) else None
         if warning:
             self.roster.warn(warning)
         away = [name for name in state.roster if name not in self.roster.ids]
@@ -374,11 +379,17 @@ class Server:
         absent = sorted(set(state.roster) - set(final.clients))
         if absent:  # a node that left keeps its model, but its figures are unknown
             results["absent"] = absent
-        shared = self.method.global_model(state)
+        shared = self.method.global_model(state) if isinstance(self.method, GlobalModel) else {}
         if shared and self.config.evaluation.probes:  # without probes there is no need to send a whole model
             results["global"] = self.evaluate_shared(state.round, shared)
         self.folder.write_json("results.json", results)
         self.listen(Finished(state.round, results))
+
+
+def collapse_warning(update: Update) -> str | None:
+    """Return a warning if a client maps all images to nearly the same features."""
+    spread = update.metrics.get("spread", 1.0)
+    return f"features have collapsed (spread {spread:.3f})" if spread < MIN_SPREAD else None
 
 
 def excluded_in(events: Iterable[Event]) -> Iterator[str]:

@@ -10,7 +10,8 @@ from dataclasses import replace
 from flwr.app import Message, RecordDict
 
 from ...errors import ProtocolError
-from ...methods import ClientId, Method, ServerState
+from ...methods import ClientId, ServerState
+from ...methods.capabilities import SecureSums
 from ...privacy.sums import MaskedSum, Rules, SumFailedError
 from ...runs.events import ClientTrained, Event
 from ..wire import blobs_of, check_header, check_size, fields_of, header_of, pack, with_lists
@@ -22,7 +23,7 @@ Read = Callable[[ClientId, RecordDict], None]
 
 
 class SecureRound:
-    def __init__(self, roster: Roster, method: Method, number: int, selected: Sequence[ClientId]) -> None:
+    def __init__(self, roster: Roster, method: SecureSums, number: int, selected: Sequence[ClientId]) -> None:
         self.roster, self.method, self.number, self.selected = roster, method, number, selected
         self.session = new_session(roster.header(number))
         self.sum = MaskedSum(self.session, Rules(roster.config.privacy.threshold))

@@ -33,15 +33,16 @@ from ...federation.participants import SimulatedSite
 from ...federation.participants.participant import Participant
 from ...federation.start import torch_threads
 from ...kernels.cka import factor_cka
+from ...kernels.consensus import Averaging
+from ...kernels.contribution import trace_of
 from ...kernels.factor import kernel_factor
 from ...kernels.mean import combine_sketches
+from ...learning.alignment import Alignment
 from ...learning.features import extract_features
 from ...learning.learner import Learner, build_learner
 from ...learning.probes import Labeled, few_labels, probe
 from ...learning.training import TrainingClient, rad_representations, train
 from ...methods import HeteroSSFL, ServerState
-from ...methods.hetero import Alignment
-from ...methods.kernels import Kernels, trace_of
 from ...runs.folder import RunFolder
 from ...seeding import rng_for
 from ...use.encoders import participants
@@ -253,8 +254,7 @@ class Scene:
     @cached_property
     def factors(self) -> list[Tensor]:
         """The clients' kernels as the server can recover them from their last contributions."""
-        kernels = Kernels(self.config, self.method.weight)
-        return [recovered(self.state.clients[p.name], kernels) for p in self.everyone]
+        return [recovered(self.state.clients[p.name], self.method.averaging) for p in self.everyone]
 
     @cached_property
     def weights(self) -> list[float]:
@@ -401,12 +401,12 @@ class Victim:
         return agreement(found)
 
 
-def recovered(contribution: Mapping[str, Tensor], kernels: Kernels) -> Tensor:
+def recovered(contribution: Mapping[str, Tensor], averaging: Averaging) -> Tensor:
     """Return a factor of the kernel that a client's contribution describes."""
     if "factor" in contribution:
         return contribution["factor"].float()
     precision = torch.finfo(contribution["sketch"].dtype).eps
-    return combine_sketches(contribution["sketch"], trace_of(contribution), kernels.omega(), precision).factor
+    return combine_sketches(contribution["sketch"], trace_of(contribution), averaging.omega(), precision).factor
 
 
 @torch.no_grad()

@@ -25,10 +25,10 @@ from ...federation.participants import open_site
 from ...federation.participants.participant import Participant
 from ...federation.start import torch_threads
 from ...kernels.distance import alignment_distance
+from ...learning.alignment import Alignment, mu_at
 from ...learning.learner import Learner
 from ...learning.training import Regulariser, TrainingClient, learning_rate, rad_representations, self_supervised, train
 from ...methods import Broadcast, HeteroSSFL, ServerState, Update, method_for
-from ...methods.hetero import Alignment, mu_at
 from ...plugins import check_trusted
 from ...runs.files import SavedTensors
 from ...runs.folder import RunFolder
