@@ -28,6 +28,7 @@ from hetero_ssfl.federation.start import open_run, resume, start
 from hetero_ssfl.federation.wire import Header, pack
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import ServerState
+from hetero_ssfl.runs import files
 from hetero_ssfl.runs.events import Evaluating, Event, Progressed, Warned
 from hetero_ssfl.runs.files import SavedTensors, load_tensors
 from hetero_ssfl.runs.folder import RunFolder
@@ -40,6 +41,20 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 def test_one_worker_is_bit_identical_to_two(reference: RunFolder, tmp_path: Path) -> None:
     assert_same(everything(reference), everything(run(tmp_path / "run", "engine.workers=1")))
+
+
+def test_a_round_reads_each_kept_contribution_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
+        read.append(path)
+        return load_tensors(path)
+
+    monkeypatch.setattr(files, "load_state", counted)
+    run(tmp_path / "run", "clients.per_round=2")
+    contributions = [path for path in read if path.parts[-3] == "shares"]
+    assert len(contributions) >= 3 + 2 * 3, "of the opening and of three rounds with two clients each"
+    assert len(contributions) == len(set(contributions))
 
 
 def test_every_round_and_client_has_an_event(reference: RunFolder) -> None:
@@ -88,7 +103,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from hetero_ssfl.config import parse_config
-from hetero_ssfl.federation import start
+from hetero_ssfl.federation.start import start
 if __name__ == "__main__":
     path = Path(sys.argv[1])
     print_event = lambda e: print(e.kind, getattr(e, "round", ""), flush=True)

@@ -33,6 +33,7 @@ from hetero_ssfl.methods.capabilities import SecureSums
 from hetero_ssfl.privacy.sums import FEWEST, advertise, fingerprint
 from hetero_ssfl.privacy.sums.keys import PublicKeys
 from hetero_ssfl.runs.events import RoundDone
+from hetero_ssfl.runs.files import write_json
 
 SECURE = ("privacy.secure=true", "alignment.form=sketch", "evaluation.probes=['knn']")
 SMALL = "resnet8(width=4)"
@@ -364,7 +365,7 @@ def test_a_client_refuses_a_false_roster_and_repeated_keys(stage: Stage, altered
     stage.reset()
     old = advertise(new_session(stage.server.roster.header(0)), "node-4")[1]
     (place,) = {file.parent for file in (stage.rig.root / "node-1").rglob("figures.json")}
-    (place / "secure-sums.json").write_text(json.dumps({"seen": [fingerprint(old)], "revealed": {}}))
+    write_json(place / "secure-sums.json", {"seen": [fingerprint(old)], "revealed": {}})
 
     def repeat(message: Message) -> None:
         roster = [old if keys.name == "node-4" else keys for keys in roster_of(message.content)]

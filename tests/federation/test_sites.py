@@ -49,17 +49,10 @@ def of_python(path: Path) -> RunFolder:
         (of_python, "python", ["zeta", "alpha"], "federate(..., run_dir="),
     ],
 )
-@pytest.mark.parametrize("old_format", [False, True])
 def test_a_run_knows_its_participants_and_how_it_continues(
-    make, kind: str, names: list[str], continues: str, old_format: bool, tmp_path: Path
+    make, kind: str, names: list[str], continues: str, tmp_path: Path
 ) -> None:
-    folder = make(tmp_path)
-    if old_format:  # format 2 did not record the kind
-        facts = {key: value for key, value in folder.read_json("facts.json").items() if key != "site"}
-        (folder.path / "facts.json").write_text(json.dumps(facts))
-        about = folder.read_json("environment.json")
-        (folder.path / "environment.json").write_text(json.dumps({**about, "format": 2}))
-    folder = RunFolder.open(folder.path)
+    folder = RunFolder.open(make(tmp_path).path)
     site = open_site(folder, to_train=True)
     assert (folder.site, site.kind) == (kind, kind)
     assert site.names(folder.config) == names
@@ -106,7 +99,7 @@ def test_error_for_a_node_without_config_names_the_remedy() -> None:
 def test_an_unknown_kind_of_site_is_refused(tmp_path: Path) -> None:
     folder = simulated(tmp_path)
     facts = folder.read_json("facts.json")
-    (folder.path / "facts.json").write_text(json.dumps({**facts, "site": "on the moon"}))
+    folder.write_json("facts.json", {**facts, "site": "on the moon"})
     with pytest.raises(RunError, match="site = on the moon, expected: 'simulated'"):
         open_site(folder, to_train=True)
 
@@ -144,7 +137,7 @@ def test_nothing_in_a_strangers_run_folder_becomes_a_path(fact: str, value: str,
     victim = home.parent / "victim.safetensors"
     save_tensors(victim, {"pixels": torch.zeros(1)})
     facts = folder.read_json("facts.json")
-    (folder.path / "facts.json").write_text(json.dumps({**facts, fact: value}))
+    folder.write_json("facts.json", {**facts, fact: value})
     with pytest.raises(ProtocolError, match=r"is named '\.\./\.\./victim', expected"):
         site.model_folders(folder) if fact == "federation" else list(participants(folder, site, folder.config))
     assert victim.exists()

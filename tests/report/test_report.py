@@ -1,7 +1,6 @@
 """Tables and plots of hand-made run folders with known figures."""
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from hetero_ssfl.report.tables import (
     spread,
 )
 from hetero_ssfl.runs.events import ClientTrained, Evaluated
+from hetero_ssfl.runs.files import write_json
 from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.terminal import Console
 from hetero_ssfl.use.rad_features import read_rad_features
@@ -39,7 +39,7 @@ def make(path: Path, scores: list[float], *overrides: str) -> Result:
     folder.write_json("results.json", results)
     for name in names:
         (path / "models" / name).mkdir(parents=True)
-        (path / "models" / name / "card.json").write_text(json.dumps({"encoder": "resnet8", "parameters": 7}))
+        write_json(path / "models" / name / "card.json", {"encoder": "resnet8", "parameters": 7})
     return Result.read(folder)
 
 
@@ -114,7 +114,7 @@ def test_the_same_figure_gives_the_same_svg_file(tmp_path: Path) -> None:
 def test_escape_sequences_of_a_run_folder_do_not_reach_the_terminal(tmp_path: Path) -> None:
     run = make(tmp_path / "a", [10.0])
     card = tmp_path / "a" / "models" / "client-000" / "card.json"
-    card.write_text(json.dumps({"encoder": "resnet8\x1b]0;owned\x07[bold]", "parameters": 7}))
+    write_json(card, {"encoder": "resnet8\x1b]0;owned\x07[bold]", "parameters": 7})
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
     console.print(results_table(run))
     shown = console.file.getvalue()  # type: ignore[attr-defined]

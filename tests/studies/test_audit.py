@@ -304,6 +304,6 @@ def test_runs_that_cannot_be_audited_are_refused_in_a_sentence(finished: RunFold
         (path / file).unlink()
     code, _, said = call("audit", path)
     assert (code, "has not finished a round of training" in said.replace("\n", " ")) == (2, True)
-    (path / "facts.json").write_text(json.dumps({**finished.read_json("facts.json"), "site": "nodes"}))
+    RunFolder(path).write_json("facts.json", {**finished.read_json("facts.json"), "site": "nodes"})
     code, _, said = call("audit", path)
     assert (code, "not a split of one data set" in said.replace("\n", " ")) == (2, True)

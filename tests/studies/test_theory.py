@@ -352,7 +352,7 @@ def test_participants_that_are_not_here_are_refused_in_a_sentence(
     facts: dict[str, object], reason: str, finished: RunFolder, tmp_path: Path, call: Call
 ) -> None:
     path = Path(shutil.copytree(finished.path, tmp_path / "elsewhere"))
-    (path / "facts.json").write_text(json.dumps({**finished.read_json("facts.json"), **facts}))
+    RunFolder(path).write_json("facts.json", {**finished.read_json("facts.json"), **facts})
     code, _, said = call("theory", path)
     assert (code, reason in said) == (2, True)
 

@@ -1,6 +1,5 @@
 """A run folder from someone else: its data are not read unasked, and whatever its files hold gives one sentence."""
 
-import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -136,7 +135,7 @@ def test_node_settings_that_a_strangers_run_names_are_not_read(run: Path, tmp_pa
     path = tmp_path / "run"
     shutil.copytree(run, path)
     facts = RunFolder(path).read_json("facts.json")
-    (path / "facts.json").write_text(json.dumps({**facts, "site": "nodes", "nodes": ["/etc/passwd"]}))
+    RunFolder(path).write_json("facts.json", {**facts, "site": "nodes", "nodes": ["/etc/passwd"]})
     code, _, said = call("evaluate", path)
     assert code == 2
     assert "on other machines" in said

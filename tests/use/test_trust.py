@@ -116,7 +116,7 @@ def test_a_run_from_another_machine_runs_no_code(
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
-    text = unseal_text(config.read_text(), config, required=True)
+    text = unseal_text(config.read_text(), config)
     assert old in text
     config.write_text(seal_text(text.replace(old, new.format(trace=trace))))  # a stranger also writes the digest
     assert "is code that you have not trained with" in render([tmp_path / "run"], read_rad_features)
@@ -142,7 +142,7 @@ def test_commands_that_train_import_no_code_of_a_run_from_another_machine(
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
-    text = unseal_text(config.read_text(), config, required=True)
+    text = unseal_text(config.read_text(), config)
     assert text.count(old) == 1
     new = f'{setting.rpartition(".")[2]} = "nets_of_mine:Net"'
     config.write_text(seal_text(text.replace(old, new)))

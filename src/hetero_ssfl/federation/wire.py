@@ -225,17 +225,17 @@ def decode_state(data: bytes) -> RecordDict:
 
 
 def content_size(content: RecordDict) -> int:
-    """Return the size in bytes of a serialized message content."""
-    return recorddict_to_proto(content).ByteSize()
+    """Return the size in bytes of a message's content: its arrays, and all else as it is serialized.
 
-
-def encoded_size(message: Message) -> int:
-    """Return the size in bytes of a whole serialized message."""
-    return message_to_proto(message).ByteSize()
+    Arrays are already bytes. Serializing the whole content only to measure it would copy them.
+    """
+    arrays = [array for record in content.array_records.values() for array in record.values()]
+    rest = RecordDict({**content.config_records, **content.metric_records})
+    return sum(len(array.data) for array in arrays) + recorddict_to_proto(rest).ByteSize()
 
 
 def check_size(message: Message, limit_mb: int, sender: str) -> int:
-    size = encoded_size(message)
+    size = content_size(message.content) if message.has_content() else 0
     if size > limit_mb * 2**20:
         raise ProtocolError(
             f"a message from {sender} has {size / 2**20:,.0f} MB, the limit is {limit_mb} MB. "

@@ -77,8 +77,7 @@ def _results(folder: RunFolder) -> Iterator[Finding]:
 
 def _config(path: Path) -> str:
     folder = RunFolder.open(path)
-    digests = "its files have digests" if folder.sealed else "an older format without digests"
-    return f"{folder.config.name}, {folder.config.method}, {folder.config.rounds} rounds; {digests}"
+    return f"{folder.config.name}, {folder.config.method}, {folder.config.rounds} rounds"
 
 
 def _json(folder: RunFolder, name: str) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -95,19 +96,31 @@ def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 class SavedTensors(Mapping[str, Tensor]):
-    """Tensors in a file that are read on access, so that a thousand clients' contributions need no memory."""
+    """Tensors in a file that are read on access, so that a thousand clients' contributions need no memory.
+
+    The files that were read last stay in memory, so that a round reads and hashes each of them once.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def _tensors(self) -> dict[str, Tensor]:
+        stat = self.path.stat() if self.path.exists() else None
+        return _load_once(self.path, stat and (stat.st_mtime_ns, stat.st_ino))
+
     def __getitem__(self, name: str) -> Tensor:
-        return load_state(self.path)[0][name]
+        return self._tensors()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(load_state(self.path)[0])
+        return iter(self._tensors())
 
     def __len__(self) -> int:
-        return len(load_state(self.path)[0])
+        return len(self._tensors())
+
+
+@lru_cache(maxsize=20)  # as many as a round's events show; the memory of a server must not grow with its clients
+def _load_once(path: Path, version: tuple[int, int] | None) -> dict[str, Tensor]:
+    return load_state(path)[0]
 
 
 @contextmanager

@@ -52,10 +52,6 @@ FAULTS = "faults.log"
 
 SOURCES = "sources.json"
 
-READABLE = (2, 3, 4)
-
-SEALED = 4  # the first format with digests
-
 BEFORE = "server-before.safetensors"
 
 OTHER_SETTINGS = "Restore it from a copy. To train with other settings, start another run."
@@ -119,10 +115,10 @@ class RunFolder:
         if not folder.exists:
             raise RunError(f"'{path}' is not a run folder (it has no config.toml). Check the path.")
         found = folder.read_json("environment.json").get("format")
-        if found not in READABLE:
+        if found != FORMAT:
             raise RunError(
-                f"'{path}' has run format {found}, expected {READABLE[0]} to {READABLE[-1]}. "
-                "Read it with the version of hetero-ssfl that wrote it."
+                f"'{path}' has run format {found}, expected {FORMAT}. Read it with the version of hetero-ssfl that "
+                "wrote it."
             )
         return folder
 
@@ -152,16 +148,10 @@ class RunFolder:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise DamagedError(f"'{path}' cannot be read ({error}). {COPY}") from None
-        return parse_config(unseal_text(text, path, self.sealed, OTHER_SETTINGS), origin=str(path))
+        return parse_config(unseal_text(text, path, OTHER_SETTINGS), origin=str(path))
 
     def write_config(self, config: Config) -> None:
         write_atomically(self.path / "config.toml", seal_text(config.to_toml()).encode())
-
-    @property
-    def sealed(self) -> bool:
-        """Whether every file was written with a digest."""
-        about = self.path / "environment.json"
-        return about.exists() and bool(self.read_json("environment.json")["format"] >= SEALED)
 
     @property
     def earlier(self) -> list[tuple[int, Config]]:
@@ -177,12 +167,7 @@ class RunFolder:
     @property
     def site(self) -> SiteKind:
         """Where the participants are, as recorded when the run was created."""
-        facts = self.read_json("facts.json")
-        if "site" not in facts:  # format 2 did not record it
-            if facts.get("given"):
-                return "python"
-            return "simulated" if (self.path / "split.safetensors").exists() else "nodes"
-        kind: SiteKind = facts["site"]
+        kind: SiteKind = self.read_json("facts.json")["site"]
         return kind
 
     @property

@@ -33,7 +33,7 @@ class GivenSources(_File):
 
 
 class Facts(_File):
-    site: SiteKind | None = None
+    site: SiteKind
     federation: str = ""
     rad_digest: str = ""
     classes: list[str] = []
@@ -127,7 +127,7 @@ class Commit(_File):
     examples: dict[str, int]
     shares: dict[str, str]
     trained: dict[str, int] = {}
-    events: Mark | None = None
+    events: Mark
 
 
 KINDS: dict[str, type[_File]] = {

@@ -4,9 +4,8 @@
     text      the first line is a comment with the digest of all other lines
     tensors   the metadata of a safetensors file hold the digest of all other bytes
 
-A digest is computed once for each write and checked at each read. It finds accidents, not forgery: whoever changes a
-file on purpose can also change its digest. JSON and tensor files without a digest were written by older versions and
-are accepted: damage cannot remove a digest and leave the rest of such a file readable.
+A digest is computed once for each write and checked at each read. A file without one is damaged. Digests find
+accidents, not forgery: whoever changes a file on purpose can also change its digest.
 """
 
 import json
@@ -43,8 +42,7 @@ def unseal_json(data: bytes, path: Path, remedy: str = COPY) -> dict[str, Any]:
         raise DamagedError(f"'{path}' is not valid JSON ({error}). {remedy}") from None
     if not isinstance(content, dict):
         raise DamagedError(f"'{path}' holds a {type(content).__name__}, expected a JSON object. {remedy}")
-    found = content.pop(KEY, None)
-    if found is not None and found != _json_digest(content):
+    if content.pop(KEY, None) != _json_digest(content):
         raise altered(path, remedy)
     return content
 
@@ -60,14 +58,10 @@ def seal_text(text: str) -> str:
     return f"{TEXT_MARK}{sha256(text.encode()).hexdigest()}\n{text}"
 
 
-def unseal_text(text: str, path: Path, required: bool, remedy: str = COPY) -> str:
-    """Return the text without its digest. A text without one is complete only if it is not `required`."""
+def unseal_text(text: str, path: Path, remedy: str = COPY) -> str:
+    """Return the text without its digest."""
     first, _, rest = text.partition("\n")
-    if not first.startswith(TEXT_MARK):
-        if required:
-            raise altered(path, remedy)
-        return text
-    if first.removeprefix(TEXT_MARK) != sha256(rest.encode()).hexdigest():
+    if first != f"{TEXT_MARK}{sha256(rest.encode()).hexdigest()}":
         raise altered(path, remedy)
     return rest
 
@@ -88,13 +82,13 @@ def seal_tensors(data: bytes) -> list[bytes | memoryview]:
 
 
 def tensors_match(path: Path) -> bool:
-    """Tell whether a safetensors file matches its digest, or has none."""
+    """Tell whether a safetensors file has a digest and matches it."""
     with path.open("rb") as file:
         start = file.read(8)
         header = file.read(int.from_bytes(start, "little"))
         place = header.rfind(TENSOR_MARK) + len(TENSOR_MARK)
         if place < len(TENSOR_MARK):
-            return True
+            return False
         found = header[place : place + len(BLANK)]
         digest = sha256(start + header[:place] + BLANK + header[place + len(BLANK) :])
         buffer = memoryview(bytearray(2**20))

@@ -55,7 +55,7 @@ class StateFolder:
 
     def load(self, round_number: int) -> dict[str, Tensor]:
         tensors, about = load_state(self.file(round_number))
-        if about and about != self._about(round_number):  # older versions wrote nothing
+        if about != self._about(round_number):
             raise LostStateError(
                 f"'{self.file(round_number)}' holds the state of {about.get('name')} after round {about.get('round')}. "
                 f"{COPY}"

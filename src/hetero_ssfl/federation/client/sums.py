@@ -5,7 +5,6 @@ them. What the participant must not forget is on its disk, and is not secret: th
 for which participants it revealed a round's sum.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -29,7 +28,7 @@ from ...privacy.sums import (
     reveal,
     share,
 )
-from ...runs.files import write_json
+from ...runs.files import read_json, write_json
 from ..participants.participant import Participant
 from ..wire import texts_of
 from ..wire_sums import named_of, roster_of, with_named, with_roster
@@ -112,7 +111,7 @@ class Memory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        content = json.loads(path.read_text()) if path.exists() else {}
+        content = read_json(path) if path.exists() else {}
         self.seen: list[str] = content.get("seen", [])
         """Fingerprints of keys: a server could know the secrets of old ones."""
         self.revealed: dict[str, str] = content.get("revealed", {})

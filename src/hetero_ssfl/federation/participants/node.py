@@ -3,6 +3,7 @@
 The server determines how to train (the config in each message). It cannot choose the images, the model or any files.
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -78,17 +79,20 @@ def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None
 def check_budget(node: NodeSettings, config: Config, federation: str, shape: Sequence[int]) -> None:
     """Raise ProtocolError if following the config would cost this node more than its limits allow."""
     channels, side = shape[0], shape[-1]
-    other = _size_of(node.home) - _size_of(_federation_folder(node, federation))
+    other = _size_outside(_federation_folder(node, federation), node.home)
     encoder, images = _work_of(node.encoder.encoder, channels, side), count_images(node.data)
     held = Held(encoder, images, channels, side, other, accelerated=node.device != "cpu")
     check_costs(node.name, node.limits, config, held)
 
 
-def _size_of(folder: Path) -> int:
+def _size_outside(folder: Path, home: Path) -> int:
+    """Return the bytes of all files in a node's home that are not in `folder`, in one walk."""
     total = 0
-    for file in folder.rglob("*"):
-        with suppress(OSError):  # another process of this node may have deleted it
-            total += file.stat().st_size if file.is_file() else 0
+    for place, folders, files in os.walk(home):
+        folders[:] = [name for name in folders if Path(place, name) != folder]
+        for name in files:
+            with suppress(OSError):  # another process of this node may have deleted it
+                total += Path(place, name).stat().st_size
     return total
 
 

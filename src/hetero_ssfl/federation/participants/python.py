@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from flwr.app import Message
@@ -124,9 +124,9 @@ class PythonSite:
         if list(before) != list(now):
             return f"clients ({', '.join(before)} there and {', '.join(now)} here)"
         for name in now:
-            found = _difference(name, before[name], now[name])
-            if found:
-                return found
+            change = _change(name, before[name], now[name])
+            if change:
+                return change.text("there", "here")
         return "RAD data" if facts.get("rad_digest") != digest(self.rad) else None
 
     # --- who takes part ---
@@ -194,11 +194,11 @@ class ReopenedPythonSite(PythonSite):
         models = [config.model_of(k) for k in range(len(sources["clients"]))]
         prepared, _ = read_clients(given_again(sources), models, self.rad if taken is None else taken, config)
         for client in prepared:
-            changed = _difference(client.name, self._facts["given"][client.name], fingerprint(client))
-            if changed:
+            change = _change(client.name, self._facts["given"][client.name], fingerprint(client))
+            if change:
                 raise DataError(
-                    f"the {changed.replace(' there', ' then').replace(' here', ' now')} have changed since the run in "
-                    f"'{self.folder.path}' began. Restore them, or start a new run; evaluate(data) tests on other data."
+                    f"the {change.text('then', 'now')} have changed since the run in '{self.folder.path}' began. "
+                    "Restore them, or start a new run; evaluate(data) tests on other data."
                 )
         return tuple(prepared)
 
@@ -238,15 +238,27 @@ def fingerprint(client: PreparedClient) -> dict[str, object]:
     return {"data": sha.hexdigest(), "encoder": client.model.encoder, "examples": len(client.train)}
 
 
-def _difference(name: str, before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
+class _Change(NamedTuple):
+    """What differs between a client of a run and a client now; without values if only the contents differ."""
+
+    what: str
+    before: str | None = None
+    now: str | None = None
+
+    def text(self, before: str, now: str) -> str:
+        how = "other contents" if self.before is None else f"{self.before} {before} and {self.now} {now}"
+        return f"{self.what} ({how})"
+
+
+def _change(name: str, before: Mapping[str, object], now: Mapping[str, object]) -> _Change | None:
     if before["encoder"] != now["encoder"]:
-        there, here = (str(which["encoder"]).removeprefix(f"{GIVEN}:") for which in (before, now))
-        return f"encoder of {name} ({there} there and {here} here)"
+        old, new = (str(which["encoder"]).removeprefix(f"{GIVEN}:") for which in (before, now))
+        return _Change(f"encoder of {name}", old, new)
     if before["data"] == now["data"]:
         return None
-    counts = before["examples"], now["examples"]
-    how = "other contents" if counts[0] == counts[1] else f"{counts[0]} training samples there and {counts[1]} here"
-    return f"data of {name} ({how})"
+    if before["examples"] == now["examples"]:
+        return _Change(f"data of {name}")
+    return _Change(f"data of {name}", f"{before['examples']} training samples", str(now["examples"]))
 
 
 def _check_shapes(config: Config, site: PythonSite) -> None:

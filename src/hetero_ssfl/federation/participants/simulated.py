@@ -113,7 +113,7 @@ class SimulatedSite:
         """Load a split. The run knows its images by row number, so they must be those that it began with."""
         _check_present(self.folder)
         images = load_images(self.folder.config.data, split)
-        recorded = self.folder.read_json("facts.json").get("checksums", {}).get(split)  # older runs have none
+        recorded = self.folder.read_json("facts.json").get("checksums", {}).get(split)
         if recorded and images.checksum and images.checksum != recorded:
             raise _changed(self.folder, data_changes(self.folder) or "other contents")
         return images
@@ -155,7 +155,7 @@ class SimulatedSite:
 
 def data_changes(folder: RunFolder) -> str | None:
     """Describe how the files of a run's data have changed since it began; None if they have not."""
-    if not (folder.path / SOURCES).exists():  # the data have no files, or the run is older than this record
+    if not (folder.path / SOURCES).exists():  # the data have no files
         return None
     return what_changed(folder.config.data.source, folder.read_json(SOURCES)["data"])
 

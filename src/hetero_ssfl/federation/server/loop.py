@@ -42,7 +42,7 @@ from ...runs.folder import RunFolder, change_command, resume_command
 from ...seeding import rng_for
 from ..wire import Scalar, check_size, pack, read_figures, read_update
 from .outcome import Outcome
-from .roster import Roster
+from .roster import Roster, has_diverged
 from .saving import Saved, restore_state, save_contribution, save_state, step_back
 from .seats import believed_sizes, typical_opening
 from .sums import SecureRound
@@ -149,13 +149,13 @@ class Server:
 
     def play_plain(self, state: ServerState, contents: Mapping[ClientId, RecordDict], number: int) -> Outcome:
         """Run a round in which the server sees each reply."""
-        updates, events = self.collect(state, contents, number)
+        updates, events, diverged = self.collect(state, contents, number)
         needed = min(self.config.engine.min_replies, len(contents))
         if self.opens_alone(state):
             needed = 1
         if len(updates) < needed:
-            if any("diverged in round" in reason for reason in excluded_in(events)):
-                raise self.diverged(state, next(excluded_in(events)))
+            if diverged:
+                raise self.diverged(state, diverged[0])
             raise TooFewRepliesError(
                 f"round {number} got {len(updates)} usable replies, expected at least {needed}. First reason: "
                 f"{next(excluded_in(events), 'none')} "
@@ -174,12 +174,13 @@ class Server:
 
     def collect(
         self, state: ServerState, contents: Mapping[ClientId, RecordDict], number: int
-    ) -> tuple[dict[ClientId, Update], list[Event]]:
-        """Send the round's messages. Return the usable replies, and one event per selected client."""
+    ) -> tuple[dict[ClientId, Update], list[Event], list[str]]:
+        """Send the round's messages. Return the usable replies, one event per selected client, and the reasons of
+        clients whose loss diverged."""
         updates: dict[ClientId, Update] = {}
         sizes: dict[ClientId, int] = {}
         excluded: dict[ClientId, str] = {}
-
+        diverged: list[str] = []
         missing: dict[ClientId, Message | None] = {}
 
         def take(name: ClientId, reply: Message | None) -> None:
@@ -192,6 +193,7 @@ class Server:
                 update, sizes[name] = self.accept(state, name, reply, number)
             except ProtocolError as error:
                 excluded[name] = str(error)
+                diverged.extend([str(error)] if has_diverged(reply) else [])
                 self.roster.warn(str(error))
                 return
             if self.method.keeps_replies:  # in memory the replies of a round could be many
@@ -218,7 +220,7 @@ class Server:
             events.append(
                 ClientTrained(number, name, sent[name], sizes[name], examples, warning=warning, figures=figures)
             )
-        return {name: updates[name] for name in contents if name in updates}, events
+        return {name: updates[name] for name in contents if name in updates}, events, diverged
 
     # --- no participant counts for more than its seat ---
 

@@ -199,7 +199,7 @@ class Roster:
         """Tell whether a client of this machine failed. Only a real federation goes on without clients."""
         if self.may_be_away:
             return False
-        return reply is None or (reply.has_error() and reply.error.code != DIVERGED)
+        return reply is None or (reply.has_error() and not has_diverged(reply))
 
     def stop(self, missing: Mapping[ClientId, Message | None], when: str) -> NoReturn:
         """Raise LostStateError if a client has lost its state, otherwise FaultError, which names all of them."""
@@ -304,6 +304,11 @@ class Roster:
             text = "\n".join(["your code failed:", *lines])
             append_line(self.folder.path / FAULTS, text)
             self.warn(text)
+
+
+def has_diverged(reply: Message | None) -> bool:
+    """Tell whether a client reports that its loss is not finite."""
+    return reply is not None and reply.has_error() and reply.error.code == DIVERGED
 
 
 def may_pass(reply: Message) -> bool:

@@ -1,7 +1,6 @@
 """The server's state on disk. The state of each client is a separate file that is read on access, so that the memory
 and time of a round depend on the clients that took part, not on the number of all clients."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +21,7 @@ class Saved:
 
     state: ServerState
     trained: dict[ClientId, int] = field(default_factory=dict)
-    """The last round in which each client trained and saved its state; 0 if never. Older runs do not have it."""
+    """The last round in which each client trained and saved its state; 0 if never."""
 
 
 def save_contribution(folder: RunFolder, name: ClientId, number: int, arrays: Mapping[str, Tensor]) -> SavedTensors:
@@ -68,7 +67,7 @@ def restore_state(folder: RunFolder) -> Saved | None:
         folder.log.keep(b"")
         return None
     shared, about = found
-    folder.log.keep(_committed_events(folder, about))
+    folder.log.keep(folder.log.read(about["events"]))
     clients = {}
     for name, file in about["shares"].items():
         contributions = folder.shares(name)
@@ -85,7 +84,7 @@ def step_back(folder: RunFolder) -> Saved | None:
     before = folder.path / BEFORE
     try:
         about = load_commit(before)[1]
-        _committed_events(folder, about)  # both must be whole before they replace the others
+        folder.log.read(about["events"])  # both must be whole before they replace the others
     except LostStateError:
         return None
     if any(after > about["round"] for after, _ in folder.earlier):  # the round was played with other settings
@@ -93,18 +92,6 @@ def step_back(folder: RunFolder) -> Saved | None:
     before.replace(folder.path / "server.safetensors")
     sync_folder(folder.path)
     return restore_state(folder)
-
-
-def _committed_events(folder: RunFolder, about: Mapping[str, Any]) -> bytes:
-    if "events" in about:
-        return folder.log.read(about["events"])
-    kept = []  # older runs recorded only the round
-    for line in folder.log.read(None).splitlines():
-        try:
-            kept += [line + b"\n"] if json.loads(line)["round"] <= about["round"] else []
-        except ValueError:
-            continue  # an incomplete last line after a crash
-    return b"".join(kept)
 
 
 def _check_beginning(folder: RunFolder) -> None:
