@@ -1,15 +1,45 @@
-"""Formulas of the site as MathML, which needs no scripts."""
+"""What mkdocs does not do by itself: pages written from the code, the top of the README, formulas as MathML."""
 
 import html
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import reference  # docs/reference.py
+
+from hetero_ssfl.runs.events import table_of_kinds
+
+ROOT = Path(__file__).parents[1]
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+WRITTEN = {"commands.md": reference.commands_page, "settings.md": reference.settings_page}
+
+
+def on_files(files: Files, config: Any, **_: Any) -> Files:
+    for name, write in WRITTEN.items():
+        files.append(File.generated(config, name, content=write()))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace `<!-- insert: NAME -->` by what it names."""
+    parts = {"readme": readme_top, "names": reference.public_names, "events": table_of_kinds}
+    return re.sub(r"<!-- insert: (\w+) -->", lambda found: parts[found[1]](), markdown)
+
+
+def readme_top() -> str:
+    """Return the README up to its second section, with links as seen from docs/."""
+    top = "\n## ".join((ROOT / "README.md").read_text().split("\n## ")[:2])
+    return top.replace("](docs/", "](")
 
 
 def on_page_content(content: str, **_: Any) -> str:
+    """Formulas as MathML, which needs no scripts."""
     return FORMULA.sub(_mathml, content)
 
 

@@ -1,14 +1,8 @@
-"""Write the tables of docs/settings.md, docs/commands.md and docs/api.md. Run it after a change of any of them:
-
-    python docs/reference.py
-
-A test compares the pages with what this would write.
-"""
+"""The parts of the site that are written from the code: commands, settings, public names and kinds of event."""
 
 import inspect
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import typer
@@ -17,24 +11,38 @@ import hetero_ssfl
 from hetero_ssfl.cli import app
 from hetero_ssfl.config.reference import all_settings, section_meanings
 
-DOCS = Path(__file__).parent
-BEGIN = "<!-- written by: python docs/reference.py -->"
-END = "<!-- end -->"
+COMMANDS = """# Commands
+
+This is the text of `hetero-ssfl COMMAND --help`. After `hetero-ssfl --install-completion`, Tab completes commands,
+options and presets. With `--json` a command prints one JSON object instead of tables. Exit codes: 0 means done, 2 means
+a problem that you can fix (one sentence says how), 130 means interrupted (finished rounds are kept).
+"""
+
+SETTINGS = """# Settings
+
+A config lists only the settings that differ from these defaults. Unknown keys are refused, and the error names the
+nearest known key. On the command line, `--set alignment.mu=2` changes one setting of a preset or file; in Python, use
+`settings={"alignment.mu": 2}`. `hetero-ssfl settings [KEY]` prints this table, or a part of it. A node of a federation
+between machines has [node settings](deployment.md#node-settings-nodetoml) of its own.
+"""
 
 
-def pages() -> dict[Path, str]:
-    """Return each page with its table made anew."""
-    made = {
-        "settings.md": _settings(),
-        "commands.md": _commands(typer.main.get_command(app), "hetero-ssfl"),
-        "api.md": _names(),
-    }
-    return {DOCS / name: _with_table(DOCS / name, lines) for name, lines in made.items()}
+def commands_page() -> str:
+    return COMMANDS + "\n".join(_commands(typer.main.get_command(app), "hetero-ssfl"))
 
 
-def _with_table(page: Path, lines: Iterator[str]) -> str:
-    before, _, rest = page.read_text().partition(BEGIN)
-    return f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{rest.partition(END)[2]}"
+def settings_page() -> str:
+    return SETTINGS + "\n".join(_settings())
+
+
+def public_names() -> str:
+    """Return a table of every public name with the first paragraph about it."""
+    rows = [
+        f"| `{name}` | {_cell(_first_paragraph(getattr(hetero_ssfl, name)))} |"
+        for name in hetero_ssfl.__all__
+        if name != "__version__"
+    ]
+    return "\n".join(["| name | what it is |", "|---|---|", *rows])
 
 
 def _settings() -> Iterator[str]:
@@ -70,15 +78,6 @@ def _commands(command: click.Command, name: str) -> Iterator[str]:
         yield f"| `{usage}` | {_cell(getattr(parameter, 'help', None))} |"
 
 
-def _names() -> Iterator[str]:
-    """Every public name with the first sentence about it."""
-    yield "\n| name | what it is |\n|---|---|"
-    for name in hetero_ssfl.__all__:
-        if name != "__version__":
-            yield f"| `{name}` | {_cell(_first_paragraph(getattr(hetero_ssfl, name)))} |"
-    yield ""
-
-
 def _first_paragraph(thing: object) -> str:
     """Return its own docstring or, for the only class of a module, that of the module."""
     if isinstance(thing, dict):
@@ -91,8 +90,3 @@ def _first_paragraph(thing: object) -> str:
 def _cell(text: str | None) -> str:
     """Return text for one cell of a table."""
     return " ".join((text or "").split()).replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    for page, text in pages().items():
-        page.write_text(text)

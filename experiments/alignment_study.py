@@ -1,4 +1,4 @@
-"""The study for docs/alignment.md: which version of the alignment term helps, over several seeds.
+"""The study for docs/results.md: which version of the alignment term helps, over several seeds.
 
     python experiments/alignment_study.py --seeds 3                 # everything (hours on a laptop), resumable
     python experiments/alignment_study.py --seeds 1 --only alone together

@@ -192,13 +192,6 @@ def table_lines(arms: Iterable[str] = (UNTRAINED, *ARMS)) -> Iterator[str]:
             yield f"\n{arm}, against {control}: {'; '.join(gains)}"
 
 
-def write(path: Path) -> None:
-    """Replace the tables of the arms and of all sweeps on a page."""
-    page.write(path, "experiments/arms.py", "\n".join(table_lines()))
-    for name, arms in SWEEPS.items():
-        page.write(path, f"experiments/arms.py --sweep '{name}'", "\n".join(table_lines(arms)))
-
-
 def over_seeds(by_seed: dict[int, list[float]]) -> str:
     means = [mean(values) for values in by_seed.values()]
     interval = interval95(means)
@@ -252,7 +245,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path("runs/arms"))
     parser.add_argument("--seeds", type=int, default=1, help="run seeds 0 to N - 1")
     parser.add_argument("--table", action="store_true", help="run nothing")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="also replace the tables of all arms on this page")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="also replace the table of the arms on this page")
     parser.add_argument("--figure", type=Path, help="also draw the arms to this file")
     arguments = parser.parse_args()
     arms = list(SWEEPS[arguments.sweep] if arguments.sweep else ARMS)
@@ -263,7 +256,7 @@ def main() -> None:
                     run(arm, seed, arguments.root, Console())
     print("\n".join(table_lines(arms if arguments.sweep else [UNTRAINED, *arms])))
     if arguments.write:
-        write(arguments.write)
+        page.write(arguments.write, "experiments/arms.py", "\n".join(table_lines()))
     if arguments.figure:
         draw(arguments.figure)
 

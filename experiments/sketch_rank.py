@@ -4,7 +4,7 @@
     python experiments/sketch_rank.py runs/alignment/together-seed*
     python experiments/sketch_rank.py --time
 
-The results are in docs/alignment.md. A run must have `alignment.form = "factor"` and a rank that truncates no client,
+The results are in docs/results.md. A run must have `alignment.form = "factor"` and a rank that truncates no client,
 so that its last factors are exact.
 """
 

@@ -4,7 +4,7 @@ Configs contain and send only names. An object of a notebook or script has no na
 so the processes that need it are forked from the one that has it.
 
 The names in a model's or run's folder may be chosen by someone else. Such code is imported only if the user has trained
-with it on this machine or declares it trusted: docs/threat-model.md.
+with it on this machine or declares it trusted: docs/privacy.md.
 """
 
 import importlib

@@ -22,8 +22,8 @@ from hetero_ssfl.cli import app
 from hetero_ssfl.config import load_config, parse_config
 from hetero_ssfl.federation.participants.node_settings import read_node
 
-# docs/commands.md holds the examples of --help, which test_help.py checks.
-PAGES = [ROOT / "CONTRIBUTING.md", *sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "commands.md"})]
+# The site's page of commands holds the examples of --help, which test_help.py checks.
+PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EVERYWHERE = [block for page in [ROOT / "README.md", *PAGES] for block in blocks_of(page)]
 DEMANDING = (  # they take minutes, start other programs, or need certain ports of this machine
     *("demo", "paper", "sweep", "audit", "theory", "doctor"),
@@ -123,3 +123,8 @@ def test_every_block_names_its_language() -> None:
 
 def test_only_few_blocks_are_not_run() -> None:
     assert len([block for block in EVERYWHERE if block.not_run]) <= 3
+
+
+def test_the_page_about_methods_shows_a_whole_one_in_15_lines() -> None:
+    code = next(block.text for block in blocks_of(ROOT / "docs" / "methods.md") if "(Method)" in block.text)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15

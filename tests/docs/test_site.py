@@ -15,6 +15,7 @@ from pydantic import BaseModel
 import hetero_ssfl
 from helpers.commands import every_command
 from hetero_ssfl.config import Config
+from hetero_ssfl.runs.events import KINDS
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = re.compile(
@@ -73,6 +74,27 @@ def test_every_command_is_on_its_page(site: Path) -> None:
         assert f'id="{"-".join(name.split()[1:])}"' in page, name
         for option in command.params:
             assert option.opts[0] in page or option.name.upper() in page, (name, option.opts)
+
+
+def test_every_kind_of_event_is_in_the_guide(site: Path) -> None:
+    page = (site / "guide" / "index.html").read_text()
+    assert not [kind for kind in KINDS if f"<code>{kind}</code>" not in page]
+
+
+def test_the_first_page_is_the_top_of_the_readme(site: Path) -> None:
+    page = (site / "index.html").read_text()
+    assert 'src="assets/round.svg"' in page
+    text = re.sub(r"<[^>]+>", "", page)
+    assert "make demo" in text
+    assert "make test" in text
+
+
+def test_the_documentation_stays_short() -> None:
+    """Longer pages are read by nobody. Cut something before you raise a number."""
+    count = {path: len(path.read_text().split()) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]}
+    assert count[ROOT / "README.md"] <= 1100
+    assert count[ROOT / "docs" / "results.md"] <= 5000
+    assert sum(count.values()) <= 26000
 
 
 def every_key(section: type[BaseModel]) -> set[str]:

@@ -1,7 +1,6 @@
 """Events survive a round trip, and unknown lines are ignored."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,6 @@ from hetero_ssfl.runs.events import (
     RoundDone,
     from_json,
     from_lines,
-    table_of_kinds,
     to_lines,
 )
 
@@ -80,8 +78,3 @@ def test_a_figure_that_is_not_a_number_cannot_be_written() -> None:
 def test_every_kind_has_a_unique_name_and_a_docstring() -> None:
     assert len(KINDS) == len(Event.__subclasses__()) == 13
     assert all(kind.__doc__ for kind in KINDS.values())
-
-
-def test_the_documentation_contains_the_table_of_kinds() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "use.md").read_text()
-    assert table_of_kinds() in page, "update it with: python -m hetero_ssfl.runs.events"

@@ -36,7 +36,7 @@ def test_a_folder_whose_creation_failed_is_not_a_run(tmp_path: Path) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     folder = make(tmp_path / "a")
     folder.write_json("environment.json", {"format": 99})
-    with pytest.raises(RunError, match="format 99, expected 2"):
+    with pytest.raises(RunError, match="format 99, expected 4"):
         RunFolder.open(tmp_path / "a")
 
 

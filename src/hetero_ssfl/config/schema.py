@@ -221,7 +221,7 @@ class ViewsConfig(Section):
 
 
 class AlignmentConfig(Section):
-    """The term mu * distance(K_k, K_mean) and its variants. See docs/alignment.md."""
+    """The term mu * distance(K_k, K_mean) and its variants. See docs/algorithm.md."""
 
     mu: NonNegativeFloat = 4.0
     """Weight of the alignment term; 0 switches it off."""

@@ -4,7 +4,7 @@ The server passes every event to its listener (the progress view, status.json, T
 with `saved = True` are also written to events.jsonl, one JSON object per line: `event` is the kind, and the figures
 that a method reports are stored beside the other fields. Only this module reads and writes that format.
 
-`python -m hetero_ssfl.runs.events` prints the table of kinds for docs/use.md.
+`python -m hetero_ssfl.runs.events` prints the table of kinds, which the site shows in docs/guide.md.
 """
 
 import json
@@ -247,7 +247,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def table_of_kinds() -> str:
-    """Return a Markdown table of all kinds, for docs/use.md."""
+    """Return a Markdown table of all kinds, for docs/guide.md."""
     rows = ["| `event` | in events.jsonl | fields | meaning |", "|---|---|---|---|"]
     for kind in KINDS.values():
         names = ", ".join(f"`{f.name}`" for f in fields(kind))
