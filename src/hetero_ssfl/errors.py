@@ -26,8 +26,12 @@ class ProtocolError(HeteroSSFLError):
     """A message between server and client violates the protocol."""
 
 
-class DivergedError(HeteroSSFLError, FloatingPointError):
-    """Training gave a loss or features that are not finite."""
+class NotFiniteError(HeteroSSFLError, FloatingPointError):
+    """Training gave a loss or features that are not finite: the user's encoder, views or loss made them."""
+
+
+class DivergedError(NotFiniteError):
+    """Training gave a loss or features that are not finite, because its steps are too large."""
 
 
 class RunError(HeteroSSFLError):

@@ -176,7 +176,7 @@ def test_an_error_says_why_a_run_has_no_models(run: Path, tmp_path: Path, call: 
     shutil.copytree(run, broken)
     (broken / "models" / "client-000" / "encoder.safetensors").write_bytes(b"torn")
     assert "cannot be read" in call("embed", broken, *rest)[2]
-    (broken / "models" / "client-000" / "card.json").write_text('{"client": "client-000"}')
+    write_json(broken / "models" / "client-000" / "card.json", {"client": "client-000"})
     assert "does not describe the encoder" in call("embed", broken, *rest)[2]
     shutil.rmtree(broken / "models")
     assert "client-000' has no readable card.json" in call("embed", broken, *rest)[2]

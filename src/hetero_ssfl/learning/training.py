@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from ..config import Config
 from ..data import random_view, take, to_input
-from ..errors import DivergedError
+from ..errors import DivergedError, NotFiniteError
 from ..kernels.factor import effective_rank
 from ..seeding import global_seed, rng_for
 from .learner import Learner
@@ -123,13 +123,13 @@ def feature_spread(z: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def not_finite(client: TrainingClient, round_number: int, pixels: Tensor) -> DivergedError:
+def not_finite(client: TrainingClient, round_number: int, pixels: Tensor) -> NotFiniteError:
     """Return the reason for a loss that is not a number: the user's views, encoder or loss, or too large steps."""
     learner, config = client.learner, client.config
     if _has_sane_weights(learner):
         view = random_view(pixels, config.views, rng_for(config.seed, "why not finite"))
         if not bool(view.isfinite().all()):
-            return DivergedError(
+            return NotFiniteError(
                 f"the views of {client.name} ('{config.views.function}') have values that are not finite in round "
                 f"{round_number}, for finite samples. Return finite views."
             )
@@ -137,7 +137,7 @@ def not_finite(client: TrainingClient, round_number: int, pixels: Tensor) -> Div
         if not bool(features.isfinite().all()):
             return _bad_encoder(client, round_number, features)
         if ":" in config.ssl.kind or ":" in config.alignment.kernel:
-            return DivergedError(
+            return NotFiniteError(
                 f"the loss of {client.name} is not finite in round {round_number}, for finite features of its encoder. "
                 f"Check the loss '{config.ssl.kind}' and the kernel '{config.alignment.kernel}'."
             )
@@ -155,9 +155,9 @@ def _diverged(client: TrainingClient, round_number: int) -> DivergedError:
     )
 
 
-def _bad_encoder(client: TrainingClient, round_number: int, features: Tensor) -> DivergedError:
+def _bad_encoder(client: TrainingClient, round_number: int, features: Tensor) -> NotFiniteError:
     bad = int((~features.isfinite()).flatten(1).any(1).sum())
-    return DivergedError(
+    return NotFiniteError(
         f"the encoder of {client.name} returned nan or inf for {bad} of {len(features)} samples in round "
         f"{round_number}, for finite weights. Check its forward for divisions by 0, logarithms and square roots."
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ...errors import ConfigError, DataError, DivergedError, HeteroSSFLError, ProtocolError, RunError
+from ...errors import ConfigError, DataError, HeteroSSFLError, NotFiniteError, ProtocolError, RunError
 from ...plugins import own_frames, place
 from ...runs.files import append_line
 from ...runs.folder import FAULTS
@@ -43,7 +43,7 @@ def full_text(error: Exception) -> str:
 
 def public_text(error: Exception, home: Path | None) -> str:
     """Keep the full text on this machine, and return what may leave it: the code, the count, a sentence and an id."""
-    if isinstance(error, (ProtocolError, DivergedError)):  # about the server's message or the loss, not about the data
+    if isinstance(error, (ProtocolError, NotFiniteError)):  # about the server's message or the loss, not about the data
         log.warning("refused: %s", _one_line(error))
         return full_text(error)
     fault = uuid.uuid4().hex[:8]
