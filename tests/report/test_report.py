@@ -30,7 +30,9 @@ def make(path: Path, scores: list[float], *overrides: str) -> Result:
     config = load_config("smoke", list(overrides))
     folder = RunFolder.create(path, config, lambda _: None)
     names = [f"client-{k:03d}" for k in range(len(scores))]
-    folder.write_json("facts.json", {"classes": ["a", "b"], "holdings": {n: [3, 0] for n in names}})
+    folder.write_json(
+        "facts.json", {"site": "simulated", "classes": ["a", "b"], "holdings": {n: [3, 0] for n in names}}
+    )
     results = {
         "clients": {n: {"linear_all": s} for n, s in zip(names, scores, strict=True)},
         "mean": {},

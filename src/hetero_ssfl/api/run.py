@@ -43,7 +43,7 @@ def train_here(folder: RunFolder, site: Site, progress: bool | Listener) -> None
     if callable(progress):
         run_here(folder, site, progress)
         return
-    with RunView(Console(stderr=True), folder.config.name, quiet=not progress, shorter="rounds=1") as view:
+    with RunView(Console(stderr=True), folder.read_config().name, quiet=not progress, shorter="rounds=1") as view:
         run_here(folder, site, view)
 
 
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        return self.folder.config
+        return self.folder.read_config()
 
     @property
     def clients(self) -> list[str]:

@@ -112,9 +112,9 @@ def repeat(runs: Sequence[ReportedRun]) -> Section:
 
 def _changes(run: ReportedRun) -> list[Block]:
     """Say which settings changed within the run, and after which round."""
-    configs = [config for _, config in run.folder.earlier] + [run.result.config]
+    configs = [config for _, config in run.folder.read_earlier()] + [run.result.config]
     found = []
-    for (number, before), after in zip(run.folder.earlier, configs[1:], strict=True):
+    for (number, before), after in zip(run.folder.read_earlier(), configs[1:], strict=True):
         changed = ", ".join(f"{key} = {value}" for key, value in differences(before, after).items())
         found.append(Text(f"Its settings changed after round {number}: {changed}."))
     return list(found)
@@ -122,13 +122,13 @@ def _changes(run: ReportedRun) -> list[Block]:
 
 def _again(run: ReportedRun) -> str:
     """Say how to repeat the run from its settings; the clients' own parts are not in the page."""
-    if run.folder.site == "python":
+    if run.folder.read_facts().site == "python":
         return "Its clients were passed from Python. Call federate(...) again with the same clients, RAD and settings:"
-    if run.folder.elsewhere:
+    if run.folder.read_facts().elsewhere:
         return (
             "Its participants were on other machines. To repeat it with them, save these settings as federation.toml:"
         )
-    more = " --node NODE.toml, with --node for each participant" if run.folder.site == "nodes" else ""
+    more = " --node NODE.toml, with --node for each participant" if run.folder.read_facts().site == "nodes" else ""
     return f"Or save these settings as settings.toml and start: hetero-ssfl run settings.toml{more}"
 
 

@@ -64,7 +64,7 @@ class ReportedRun:
     def things(self) -> str:
         """The word for the data: images, or samples if they are not known to be images."""
         try:
-            known = self.folder.site != "python" or are_pictures(rad_of(self.folder))
+            known = self.folder.read_facts().site != "python" or are_pictures(rad_of(self.folder))
             return "images" if known else "samples"
         except RunError:
             return "samples"
@@ -170,7 +170,7 @@ def _so_far(folder: RunFolder) -> Result:
     if folder.finished:
         finished = folder.read_json("results.json")
         results |= {key: finished[key] for key in ("models", "absent") if key in finished}
-    return Result(folder, folder.config, folder.read_json("facts.json"), results)
+    return Result(folder, folder.read_config(), folder.read_json("facts.json"), results)
 
 
 def _validations(events: Sequence[Event]) -> Iterator[Evaluated]:

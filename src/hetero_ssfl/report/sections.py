@@ -38,7 +38,7 @@ def summary(runs: Sequence[ReportedRun], metric: str | None) -> list[str]:
     who = _count(len(last.clients), "client")
     who += f" with {len(encoders)} different encoders" if len(encoders) > 1 else " with the same encoder"
     data = f"images of {without_folders(config.data.source)}"
-    if last.folder.site != "simulated":
+    if last.folder.read_facts().site != "simulated":
         data = f"{last.things} of their own"
     seeds = ", ".join(map(str, sorted({run.result.config.seed for run in runs})))
     span = f"{_count(config.rounds, 'round')}, seed {seeds}"

@@ -20,7 +20,7 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
     now: dict[str, Any] = folder.read_json("status.json") if (folder.path / "status.json").exists() else {}
     events = folder.events()
     rounds = [e for e in events if isinstance(e, RoundDone)]
-    total = folder.config.rounds
+    total = folder.read_config().rounds
     done = max((e.round for e in rounds), default=0)
     nodes: dict[str, dict[str, Any]] = {name: dict(seen) for name, seen in now.get("nodes", {}).items()}
     for event in events:
@@ -55,9 +55,9 @@ def _phase(folder: RunFolder, now: dict[str, Any]) -> str:
     """Return the phase that the server reported, unless it has ended, or has been silent for too long."""
     if folder.finished:
         return "finished"
-    if not folder.busy:
+    if not folder.is_busy():
         return "stopped" if now else "not started"
-    longest = folder.config.engine.round_timeout + SLACK
+    longest = folder.read_config().engine.round_timeout + SLACK
     if now.get("updated") and time.time() - now["updated"] > longest:
         return "stalled"
     return str(now.get("phase", "starting"))
@@ -72,7 +72,7 @@ def _summary(folder: RunFolder, found: dict[str, Any]) -> str:
     if phase == "stopped":
         return f"{text}; no process of this machine works on it. {_last(updated)} Continue with: {found['resume']}"
     if phase == "stalled":
-        limit = folder.config.engine.round_timeout
+        limit = folder.read_config().engine.round_timeout
         return (
             f"{text}; its server process is there, but has been silent for longer than engine.round_timeout = "
             f"{limit:g} s. {_last(updated)} Look at its log, stop it, and continue with: {found['resume']}"

@@ -26,7 +26,7 @@ class Result:
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Result":
-        return cls(folder, folder.config, folder.read_json("facts.json"), folder.read_json("results.json"))
+        return cls(folder, folder.read_config(), folder.read_json("facts.json"), folder.read_json("results.json"))
 
     @property
     def label(self) -> str:

@@ -44,6 +44,11 @@ class Facts(_File):
     sources: GivenSources | None = None
     checksums: dict[str, str | None] = {}
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the participants are on other machines, and so are their models."""
+        return self.site == "nodes" and not self.nodes
+
 
 class History(_File):
     earlier: list[dict[str, str | int]]
@@ -148,6 +153,6 @@ def check_content(content: dict[str, Any], path: Path, remedy: str) -> None:
         KINDS.get(path.name, Study).model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        place, found = ".".join(map(str, first["loc"])), str(first["input"])[:40]
+        place, value = ".".join(map(str, first["loc"])), str(first["input"])[:40]
         expected = first["msg"].lower().removeprefix("input ").removeprefix("should be ")
-        raise DamagedError(f"'{path}' has {place} = {found}, expected: {expected}. {remedy}") from None
+        raise DamagedError(f"'{path}' has {place} = {value}, expected: {expected}. {remedy}") from None

@@ -64,7 +64,7 @@ def _training(model: ModelFolder) -> str:
     card = model.card
     facts = {"method": card.get("method"), "rounds": card.get("round"), "seed": card.get("seed")}
     if model.run is not None:
-        config = model.run.config
+        config = model.run.read_config()
         events = [e for e in model.run.events() if isinstance(e, ClientTrained) and e.client == model.client]
         examples = [e.examples for e in events if e.examples is not None]
         results = model.run.read_json("results.json")

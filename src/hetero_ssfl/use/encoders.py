@@ -68,7 +68,7 @@ class Encoders:
 
 def encoders_of(folder: RunFolder, site: Site, trained: bool = True, clients: Sequence[int] | None = None) -> Encoders:
     """Build the clients' encoders, trained or untrained. One that cannot be built does not hide the others."""
-    config = folder.config
+    config = folder.read_config()
     names, found, missing, rad = site.names(config), {}, {}, None
     for number in range(len(names)) if clients is None else clients:
         try:
@@ -81,7 +81,7 @@ def encoders_of(folder: RunFolder, site: Site, trained: bool = True, clients: Se
 
 def check_data(folder: RunFolder) -> None:
     """Raise ConfigError if the data of a run were not used on this machine: the folder may come from someone else."""
-    for place in places_of(folder) if folder.site != "nodes" else ():
+    for place in places_of(folder) if folder.read_facts().site != "nodes" else ():
         if not is_here(place):
             check_place(place, "data.source")
 

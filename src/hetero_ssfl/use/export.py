@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, RunError
 from ..plugins import load_module
-from ..runs.files import write_atomically
-from ..runs.sealing import seal_json
+from ..runs.files import seal_json, write_atomically
 from .card import model_card
 from .models import ModelFolder
 

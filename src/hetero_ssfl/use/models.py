@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from ..errors import ConfigError, RunError
 from ..learning.encoders import build_encoder
 from ..plugins import GIVEN, check_trusted
-from ..runs.files import load_tensors
+from ..runs.files import load_tensors, read_json
 from ..runs.folder import RunFolder, client_name
-from ..runs.sealing import unseal_json
 
 
 @dataclass(frozen=True)
@@ -25,15 +24,11 @@ class ModelFolder:
 
     @classmethod
     def read(cls, path: Path, run: RunFolder | None = None) -> "ModelFolder":
+        card = read_json(path / "card.json", "Restore it from a copy.")
         try:
-            card = unseal_json((path / "card.json").read_bytes(), path / "card.json", "Restore it from a copy.")
             shape = _shape(card["input"])
             known = isinstance(card["client"], str) and isinstance(card["encoder"], str)
-        except OSError as error:
-            raise RunError(
-                f"the model in '{path}' has no readable card.json ({error.strerror}). Restore it from a copy."
-            ) from None
-        except (ValueError, KeyError, TypeError):
+        except (KeyError, TypeError):
             shape, known = (), False
         if not known or not shape or not all(isinstance(size, int) and size > 0 for size in shape):
             raise RunError(
