@@ -23,7 +23,7 @@ from hetero_ssfl.runs.events import ClientTrained, Evaluated
 from hetero_ssfl.runs.files import write_json
 from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.terminal import Console
-from hetero_ssfl.use.rad_features import read_rad_features
+from hetero_ssfl.use.encoders import read_rad_features
 
 
 def make(path: Path, scores: list[float], *overrides: str) -> Result:
@@ -53,8 +53,7 @@ def test_compare_takes_means_over_clients_then_over_seeds(tmp_path: Path) -> Non
     assert first["sd_over_seeds"] == pytest.approx(2**0.5)
     assert second["mean"] == pytest.approx((35 + 37) / 2)
     assert second["difference_to_first"] == pytest.approx(20)
-    assert compare_table([first, second]).columns[1].header == "seeds"
-    assert compare_table(compare_rows(together[:1], "linear_all")).columns[1].header == "seed"
+    assert compare_table([first, second]).row_count == 2
 
 
 def test_clients_that_never_trained_are_named_and_not_part_of_any_mean(tmp_path: Path) -> None:
@@ -75,9 +74,9 @@ def test_clients_that_never_trained_are_named_and_not_part_of_any_mean(tmp_path:
     assert f"{idle[0]} (never trained)" in printed
     assert f"over the {len(trained)} clients that trained" in printed
     page = render([tmp_path / "run"], read_rad_features)
-    assert f"{len(idle)} of 3 clients never trained and are not part of the means" in page
+    assert f"<td>{len(idle)} of 3</td>" in page
     assert f"{idle[0]} (never trained)" in page
-    assert f"mean accuracy is {sum(of_trained) / len(of_trained):.1f} %" in page
+    assert f"{sum(of_trained) / len(of_trained):.1f} % (linear, all" in page
 
 
 def test_the_difference_uses_only_equal_seeds(tmp_path: Path) -> None:

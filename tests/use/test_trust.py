@@ -16,8 +16,8 @@ from hetero_ssfl.federation.start import start
 from hetero_ssfl.plugins import check_trusted, is_trusted, remember
 from hetero_ssfl.report.page import render
 from hetero_ssfl.runs.files import read_text, save_tensors, write_json, write_text
+from hetero_ssfl.use.encoders import read_rad_features
 from hetero_ssfl.use.models import find_model
-from hetero_ssfl.use.rad_features import read_rad_features
 
 Call = Callable[..., tuple[int, str, str]]
 NET = """

@@ -25,12 +25,11 @@ from ..runs.events import ClientTrained, Listener
 from ..runs.folder import RunFolder
 from ..terminal import Console
 from ..use.embed import embed_data
-from ..use.encoders import Encoders, encoders_of, mutual_cka_of, reevaluate
+from ..use.encoders import Encoders, encoders_of, mutual_cka_of, read_rad_features, reevaluate
 from ..use.evaluate import evaluate_on, read_new_data
 from ..use.export import check_format
 from ..use.export import export as export_model
 from ..use.models import find_models
-from ..use.rad_features import read_rad_features
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -13,14 +13,14 @@ from ..federation.client.scoring import evaluate
 from ..federation.participants import PythonSite, Site, open_site
 from ..federation.participants.node import RadMissingError
 from ..federation.participants.participant import Participant
-from ..federation.start import places_of, torch_threads
+from ..federation.start import places_of, torch_threads, warn_of_changed_data
 from ..federation.wire import Header
 from ..kernels.cka import mutual_cka
 from ..learning.features import extract_features
 from ..plugins import check_place, check_trusted, is_missing, missing_object
+from ..report.rad_features import MAX_CLIENTS, RadFeatures, left_out, shown_rows
+from ..report.reported_run import without_folders
 from ..runs.folder import RunFolder, resume_command
-
-# --- the participants of an existing run ---
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,21 @@ def reevaluate(
         for number in here:
             participant = participant_of(folder, site, config, number)
             yield participant.name, evaluate(participant, participant.newest(), split)
+
+
+def read_rad_features(folder: RunFolder, trained: bool) -> RadFeatures:
+    """Return the features of the trained or untrained encoders. Raises HeteroSSFLError if none is available."""
+    site = open_site(folder)
+    if trained:
+        warn_of_changed_data(folder)
+    count = len(site.names(folder.read_config()))
+    built = encoders_of(folder, site, trained, range(min(count, MAX_CLIENTS))).require()
+    assert built.rad is not None
+    rows = shown_rows(len(built.rad))
+    features = [extract_features(encoder, built.rad[rows]) for encoder in built.found.values()]
+    limits = [left_out(count, len(built.rad))]
+    limits += [without_folders(f"{name} is missing: {reason}") for name, reason in built.missing.items()]
+    return RadFeatures(list(built.found), features, " ".join(filter(None, limits)))
 
 
 def mutual_cka_of(folder: RunFolder, site: Site, trained: bool) -> tuple[list[str], Tensor]:
