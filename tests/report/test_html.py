@@ -26,7 +26,8 @@ from hetero_ssfl.report.blocks import Figures, Folded
 from hetero_ssfl.report.gallery import Pictures, View, maps, neighbours, similarity
 from hetero_ssfl.report.page import render, write_report
 from hetero_ssfl.report.rad_features import RadFeatures, left_out, plane, thumbnail
-from hetero_ssfl.report.reported_run import read_runs, short_names, without_folders
+from hetero_ssfl.report.reported_run import read_runs, short_names
+from hetero_ssfl.report.tables import without_folders
 from hetero_ssfl.runs.files import save_tensors
 from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.use.encoders import read_rad_features
@@ -179,7 +180,7 @@ def test_several_runs_are_compared_client_by_client(tmp_path: Path) -> None:
     words = Page(render([first, second], read_rad_features)).words
     assert "+15.0" in words
     assert "-1.0" in words
-    assert re.search(r"mean accuracy\s+15\.0 % \(linear, all, test images\)\s+22\.0 %", words)
+    assert re.search(r"mean accuracy\s+15\.0 % \(linear probe, all classes, test images\)\s+22\.0 %", words)
     assert re.search(r"difference to alone\s+-\s+\+7\.0, higher for 1 of 2 clients", words)
     assert re.search(r"method\s+local\s+hetero-ssfl", words)  # the setting in which they differ
 
@@ -234,7 +235,7 @@ def test_an_unfinished_run_has_a_page(tmp_path: Path) -> None:
     (path / "results.json").unlink()
     words = Page(render([path], read_rad_features)).words
     assert re.search(r"rounds done\s+1 of 2\s", words)
-    assert "61.5 % (linear, all, validation images)" in words
+    assert "61.5 % (linear probe, all classes, validation images)" in words
 
 
 def test_finished_and_unfinished_runs_are_compared_on_the_same_images(tmp_path: Path) -> None:
@@ -245,7 +246,7 @@ def test_finished_and_unfinished_runs_are_compared_on_the_same_images(tmp_path: 
     going = make(tmp_path / "going", {"a": 1.0}, events=probed(61.5))
     (going / "results.json").unlink()
     words = Page(render([done, going], read_rad_features)).words
-    assert re.search(r"50\.0 % \(linear, all, validation images\)\s+61\.5 %", words)
+    assert re.search(r"50\.0 % \(linear probe, all classes, validation images\)\s+61\.5 %", words)
     assert re.search(r"difference to done\s+-\s+\+11\.5", words)
     assert "90.0" not in words
     assert read_runs([going, done])[1].encoder("a") == "resnet8"
@@ -294,7 +295,7 @@ def test_data_passed_from_python_are_called_samples_unless_they_are_images(tmp_p
     words = words_of_federate(tmp_path / "sensors", torch.randn(20, 3, 50))
     assert re.search(r"trained on\s+unlabeled samples of their own", words)
     assert "images of given" not in words
-    assert "50.0 % (linear, all, test samples)" in words
+    assert "50.0 % (linear probe, all classes, test samples)" in words
     assert "3 samples; the area" in words
     assert "loss on own samples" in words
     assert "Similarity of the clients on the shared samples" in words

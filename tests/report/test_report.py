@@ -76,7 +76,7 @@ def test_clients_that_never_trained_are_named_and_not_part_of_any_mean(tmp_path:
     page = render([tmp_path / "run"], read_rad_features)
     assert f"<td>{len(idle)} of 3</td>" in page
     assert f"{idle[0]} (never trained)" in page
-    assert f"{sum(of_trained) / len(of_trained):.1f} % (linear, all" in page
+    assert f"{sum(of_trained) / len(of_trained):.1f} % (linear probe, all classes" in page
 
 
 def test_the_difference_uses_only_equal_seeds(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from ..federation.continuing import continue_with
 from ..federation.participants import Site, open_site
 from ..federation.start import open_run, run_here
 from ..plugins import GIVEN, Given
-from ..report.page import write_report
 from ..report.progress import RunView
 from ..runs.events import ClientTrained, Listener
 from ..runs.folder import RunFolder
@@ -81,7 +80,7 @@ class Run:
 
     def encoder(self, client: int | str) -> nn.Module:
         """Return a client's trained encoder in evaluation mode. `client` is a number, starting at 0, or a name."""
-        (module,) = self._encoders(client).found.values()
+        (module,) = self._encoders(client).modules.values()
         return module
 
     def _encoders(self, client: int | str | None = None) -> Encoders:
@@ -108,7 +107,7 @@ class Run:
         """
         built = self._encoders(client)
         assert built.rad is not None
-        return embed_data(built.found, data, built.rad, self.config.data)
+        return embed_data(built.modules, data, built.rad, self.config.data)
 
     def evaluate(
         self,
@@ -138,7 +137,7 @@ class Run:
         else:
             built = self._encoders()
             assert built.rad is not None
-            scores = dict(evaluate_on(built.found, *read_new_data(data, labels, test, config, built.rad), config))
+            scores = dict(evaluate_on(built.modules, *read_new_data(data, labels, test, config, built.rad), config))
         return DataFrame.from_dict(scores, orient="index").rename_axis("client")
 
     def export(
@@ -167,6 +166,8 @@ class Run:
 
     def report(self, output: str | Path = "report.html") -> Path:
         """Write a report as a single HTML page that works offline, and return its path."""
+        from ..report.page import write_report  # imports matplotlib
+
         with self._given.at_hand():
             write_report([self.path], Path(output), read_rad_features)
         return Path(output)

@@ -14,7 +14,8 @@ from ..runs.events import KernelsSeen, is_number
 from . import charts
 from .blocks import TEXT, Block, Figure, Figures, Folded, Rows, Section, Text, Tiles
 from .rad_features import FeatureReader, Map, RadFeatures, are_pictures, mean_off_diagonal, plane, shown_rows, thumbnail
-from .reported_run import UNTRAINED, ReportedRun, legend, without_folders
+from .reported_run import UNTRAINED, ReportedRun, legend
+from .tables import without_folders
 
 NEIGHBOURS = 5
 QUERIES = 4
@@ -106,7 +107,11 @@ def similarity(runs: Sequence[ReportedRun], views: Sequence[View], reasons: str)
 
 
 def _similarity_over_rounds(run: ReportedRun) -> list[Block]:
-    rounds = [(event.round, event.clients or [], event.mutual_cka or []) for event in run.kernels if _is_square(event)]
+    rounds = [
+        (event.round, event.clients or [], event.mutual_cka or [])
+        for event in run.events_of(KernelsSeen)
+        if _is_square(event)
+    ]
     if not rounds:
         return []
     count = 7 if len(rounds[-1][1]) <= 12 else 3  # with the curve, one or two rows of four
@@ -146,7 +151,7 @@ def spectrum(runs: Sequence[ReportedRun], views: Sequence[View], reasons: str) -
         name = "from the encoders' features"
         figures.append(Figure(name, charts.line_chart(lines, "direction", f"{title}, {name}", log=True)))
     for run in runs:
-        rounds = [event for event in run.kernels if event.spectrum]
+        rounds = [event for event in run.events_of(KernelsSeen) if event.spectrum]
         events = [rounds[k] for k in shown_rows(len(rounds), 3)] if rounds else []
         lines = []
         for place, event in enumerate(events):

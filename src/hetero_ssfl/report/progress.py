@@ -15,9 +15,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from ..runs.events import Evaluated, Evaluating, Event, Progressed, RoundBegun, RoundDone, Started, Warned
 from ..terminal import Console
 
-LONGEST_SILENCE = 30.0  # seconds without a line, where there is no terminal
-MEASURED = 3.0  # seconds of training before the time of the run is estimated: a first step takes longer than others
-WORTH_SAYING = 60.0  # seconds; nobody needs an estimate of a shorter run
+MAX_SILENCE = 30.0  # seconds without a line, where there is no terminal
+MIN_MEASURED = 3.0  # seconds of training before the time of the run is estimated: a first step takes longer than others
+MIN_ESTIMATE = 60.0  # seconds; nobody needs an estimate of a shorter run
 
 
 class RunView:
@@ -28,15 +28,15 @@ class RunView:
         console: Console,
         title: str,
         quiet: bool = False,
-        longest_silence: float = LONGEST_SILENCE,
+        max_silence: float = MAX_SILENCE,
         shorter: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`shorter` is how to try a shorter run, such as "--rounds 1". If it is given, a long run prints its time."""
         self.console, self.title, self.quiet = console, escape(title), quiet
-        self.longest_silence, self.last_line, self.doing = longest_silence, time.monotonic(), "starting"
+        self.max_silence, self.last_line, self.doing = max_silence, time.monotonic(), "starting"
         self.ended = threading.Event()
-        self.watch = threading.Thread(target=self._break_silence, daemon=True)
+        self.watch = threading.Thread(target=self._print_heartbeat, daemon=True)
         self.live = console.is_terminal and not quiet
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -90,9 +90,9 @@ class RunView:
             self.bar.console.print(text, highlight=False, soft_wrap=True)
             self.last_line = time.monotonic()
 
-    def _break_silence(self) -> None:
-        while not self.ended.wait(max(0.0, self.last_line + self.longest_silence - time.monotonic())):
-            if time.monotonic() - self.last_line >= self.longest_silence:
+    def _print_heartbeat(self) -> None:
+        while not self.ended.wait(max(0.0, self.last_line + self.max_silence - time.monotonic())):
+            if time.monotonic() - self.last_line >= self.max_silence:
                 self._say(f"{self.title}: {self.still()}")
 
     def still(self) -> str:
@@ -129,11 +129,11 @@ class RunView:
         now, done = self.clock(), sum(self.done.values()) / self.selected
         self.first_step = now if self.first_step is None else self.first_step
         passed = now - self.first_step
-        if self.shorter is None or self.estimated or passed < MEASURED or not done:
+        if self.shorter is None or self.estimated or passed < MIN_MEASURED or not done:
             return
         self.estimated = True
         seconds = passed / done * (self.total - self.round + 1)
-        if seconds > WORTH_SAYING:
+        if seconds > MIN_ESTIMATE:
             hint = f"; {self.shorter} to try" if self.round == 1 < self.total else ""
             self._say(f"{self.title}: about {_duration(seconds)} for {_rounds(self.total - self.round + 1)}{hint}")
 
@@ -165,7 +165,7 @@ class RunView:
         """Say after the first round how long the others will take, if that is long."""
         left = (self.total - event.round) * event.seconds
         self.estimated |= event.round > 0  # a round may be shorter than the measurement
-        if event.round == 1 and left > 2 * WORTH_SAYING:
+        if event.round == 1 and left > 2 * MIN_ESTIMATE:
             self._say(f"{self.title}: about {_duration(left)} for the other {_rounds(self.total - 1)}")
 
     def _on_evaluation(self, event: Evaluated) -> None:
@@ -186,7 +186,7 @@ class RunView:
 
 @contextmanager
 def progress(
-    console: Console, title: str, quiet: bool = False, longest_silence: float = LONGEST_SILENCE
+    console: Console, title: str, quiet: bool = False, max_silence: float = MAX_SILENCE
 ) -> Iterator[Callable[[float], None]]:
     """Show how far some work is: a bar, or without a terminal a line every 30 seconds. Pass it the completed part."""
     live, ended = console.is_terminal and not quiet, threading.Event()
@@ -195,7 +195,7 @@ def progress(
         task = bar.add_task(escape(title), total=1.0)
 
         def print_lines() -> None:
-            while not ended.wait(longest_silence):
+            while not ended.wait(max_silence):
                 console.print(f"{escape(title)}: {bar.tasks[0].completed:.0%}", highlight=False, soft_wrap=True)
 
         lines = threading.Thread(target=print_lines, daemon=True)

@@ -6,11 +6,12 @@ from statistics import median
 from typing import Any
 
 from ..config import differences, flat
+from ..runs.events import ClientTrained, RoundDone
 from ..runs.schema import StudyPlot, StudySection
 from . import charts
 from .blocks import TEXT, Block, Figure, Figures, Folded, Rows, Section, Text
-from .reported_run import MAX_ROWS, ReportedRun, legend, without_folders
-from .tables import duration, volume
+from .reported_run import MAX_ROWS, ReportedRun, legend
+from .tables import duration, volume, without_folders
 
 # --- privacy and studies ---------------------------------------------------------------------------
 
@@ -95,7 +96,7 @@ def _traffic(runs: Sequence[ReportedRun]) -> Figure:
     for run in runs:
         for key, style, way in (("bytes_up", run.style, "up"), ("bytes_down", f"{run.style} dashed", "down")):
             sums: Counter[int] = Counter()
-            for event in run.trained:
+            for event in run.events_of(ClientTrained):
                 sums[event.round] += getattr(event, key) or 0
             points = [(r, b / 1e6, f"{run.label}, round {r}, {way}: {volume(b)}") for r, b in sorted(sums.items())]
             lines += [charts.Line(style, points)] if any(sums.values()) else []
@@ -114,8 +115,8 @@ def _seconds(runs: Sequence[ReportedRun]) -> Figure:
 
 def _cost_row(run: ReportedRun) -> list[str]:
     up, down = (sum(run.bytes_of(key).values()) for key in ("bytes_up", "bytes_down"))
-    replies = sum(event.bytes_up is not None for event in run.trained)
-    trained = [event.seconds for event in run.rounds if event.round > 0]
+    replies = sum(event.bytes_up is not None for event in run.events_of(ClientTrained))
+    trained = [event.seconds for event in run.events_of(RoundDone) if event.round > 0]
     return [
         run.label,
         volume(up),

@@ -1,16 +1,15 @@
 """A run as a page needs it: the content of its folder, finished or not, with a label and a colour."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ConfigError, RunError
 from ..methods import Method, method_class
 from ..plugins import is_trusted
-from ..runs.events import ClientTrained, Evaluated, Event, KernelsSeen, RoundDone, is_number, never_trained
+from ..runs.events import ClientTrained, Evaluated, Event, RoundDone, is_number, never_trained
 from ..runs.folder import RunFolder
 from . import charts
 from .blocks import Block, Legend
@@ -20,8 +19,8 @@ from .tables import Result, metric_names
 STYLES = 8  # colours of the style sheet, c0 to c7; c0 is reserved for the last run
 UNTRAINED = "cu"
 MAX_ROWS = 100  # of a table
-ABSOLUTE_PATH = re.compile(r"(?<![\w.\-:/])/(?:[^\s/'\"]+/)+([^\s/'\"]+)")
 
+E = TypeVar("E", bound=Event)
 Series = dict[str, list[tuple[int, float]]]
 """The values of a metric over the rounds, by client."""
 
@@ -40,7 +39,7 @@ class ReportedRun:
     @cached_property
     def clients(self) -> list[str]:
         """All clients in the events, results or facts."""
-        seen = {event.client for event in self.trained} | set(self.result.results["clients"])
+        seen = {event.client for event in self.events_of(ClientTrained)} | set(self.result.results["clients"])
         return sorted(seen | set(self.result.facts.get("holdings", {})))
 
     @cached_property
@@ -79,21 +78,12 @@ class ReportedRun:
         except ConfigError:
             return None
 
-    @cached_property
-    def trained(self) -> list[ClientTrained]:
-        return [event for event in self.events if isinstance(event, ClientTrained)]
-
-    @cached_property
-    def rounds(self) -> list[RoundDone]:
-        return [event for event in self.events if isinstance(event, RoundDone)]
-
-    @cached_property
-    def kernels(self) -> list[KernelsSeen]:
-        return [event for event in self.events if isinstance(event, KernelsSeen)]
+    def events_of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
 
     @property
     def rounds_done(self) -> int:
-        return max((event.round for event in self.rounds), default=0)
+        return max((event.round for event in self.events_of(RoundDone)), default=0)
 
     @property
     def untrained(self) -> dict[str, dict[str, float]]:
@@ -102,18 +92,18 @@ class ReportedRun:
 
     def client_series(self, key: str) -> Series:
         """Return what the clients report, or the bytes that they send and receive."""
-        return _series(key, [(event.round, {event.client: event.to_json()}) for event in self.trained])
+        return _series(key, [(event.round, {event.client: event.to_json()}) for event in self.events_of(ClientTrained)])
 
     def validation_series(self, metric: str) -> Series:
         return _series(metric, [(event.round, event.clients) for event in _validations(self.events)])
 
     def server_series(self, key: str) -> list[tuple[int, float]]:
-        return _series(key, [(event.round, {"": event.to_json()}) for event in self.rounds]).get("", [])
+        return _series(key, [(event.round, {"": event.to_json()}) for event in self.events_of(RoundDone)]).get("", [])
 
     @property
     def client_metrics(self) -> set[str]:
         """Names of the metrics that the clients report."""
-        return {key for event in self.trained for key in event.figures}
+        return {key for event in self.events_of(ClientTrained) for key in event.figures}
 
     def bytes_of(self, key: str) -> dict[str, float]:
         return {client: sum(count for _, count in points) for client, points in self.client_series(key).items()}
@@ -208,8 +198,3 @@ def short_names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [str(path) for path in paths]
-
-
-def without_folders(text: str) -> str:
-    """Shorten absolute paths to their last part, because pages are sent to other people."""
-    return ABSOLUTE_PATH.sub(r"\1", text)

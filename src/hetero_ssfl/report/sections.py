@@ -5,8 +5,19 @@ from statistics import mean
 
 from . import charts
 from .blocks import TEXT, Block, Figure, Figures, Folded, Rows, Section
-from .reported_run import MAX_ROWS, UNTRAINED, ReportedRun, Series, legend, without_folders
-from .tables import COMPARED, compare_cells, compare_rows, duration, metric_names, number, signed, spread, volume
+from .reported_run import MAX_ROWS, UNTRAINED, ReportedRun, Series, legend
+from .tables import (
+    COMPARED,
+    compare_cells,
+    compare_rows,
+    duration,
+    metric_names,
+    number,
+    signed,
+    spread,
+    volume,
+    without_folders,
+)
 
 MAX_DRAWN = 30  # clients in a chart
 MAX_CURVES = 12
@@ -24,8 +35,12 @@ SERVER_METRICS = {
 }
 
 
+PROBES = {"linear": "linear probe", "knn": "nearest neighbours", "finetune": "fine-tuned"}
+CLASSES = {"all": "all classes", "own": "own classes"}
+
+
 def plain_metric(metric: str) -> str:
-    return metric.replace("_", ", ")
+    return ", ".join({**PROBES, **CLASSES}.get(part, part) for part in metric.split("_"))
 
 
 # --- the top of the page ---------------------------------------------------------------------------

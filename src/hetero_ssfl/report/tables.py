@@ -1,5 +1,6 @@
 """Tables of results and of differences between runs."""
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -229,6 +230,8 @@ def compare_table(rows: list[dict[str, Any]]) -> Table:
 
 # --- cells ---
 
+ABSOLUTE_PATH = re.compile(r"(?<![\w.\-:/])/(?:[^\s/'\"]+/)+([^\s/'\"]+)")
+
 
 def spread(values: list[float]) -> str:
     return f"{mean(values):.1f} ± {_sd(values):.1f}" if values else "-"
@@ -258,3 +261,8 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds} s"
     return f"{seconds // 60} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def without_folders(text: str) -> str:
+    """Shorten absolute paths to their last part, because pages are sent to other people."""
+    return ABSOLUTE_PATH.sub(r"\1", text)

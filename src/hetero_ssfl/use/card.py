@@ -26,7 +26,7 @@ def model_card(model: ModelFolder, encoder: str | None, files: Mapping[str, str]
     if model.takes_images:
         kind = {1: "grey images", 3: "colour images"}.get(shape[0], f"images of {shape[0]} channels,")
         takes = f"{kind} of {shape[-1]} x {shape[-1]} pixels"
-    environment = Environment(  # noqa: S701 (the filters escape what Markdown needs)
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"), trim_blocks=True, keep_trailing_newline=True
     )
     environment.filters |= {"line": _line, "text": _text}

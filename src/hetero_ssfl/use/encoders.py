@@ -19,7 +19,7 @@ from ..kernels.cka import mutual_cka
 from ..learning.features import extract_features
 from ..plugins import check_place, check_trusted, is_missing, missing_object
 from ..report.rad_features import MAX_CLIENTS, RadFeatures, left_out, shown_rows
-from ..report.reported_run import without_folders
+from ..report.tables import without_folders
 from ..runs.folder import RunFolder, resume_command
 
 log = logging.getLogger(__name__)
@@ -55,13 +55,13 @@ def participant_of(folder: RunFolder, site: Site, config: Config, number: int) -
 class Encoders:
     """The encoders of a run that can be built in this process, and why the others cannot."""
 
-    found: dict[str, nn.Module]
+    modules: dict[str, nn.Module]
     rad: Tensor | None
     missing: dict[str, str]
 
     def require(self) -> "Encoders":
         """Raise RunError if there is none."""
-        if not self.found:
+        if not self.modules:
             raise RunError(" ".join(dict.fromkeys(self.missing.values())))
         return self
 
@@ -69,14 +69,14 @@ class Encoders:
 def encoders_of(folder: RunFolder, site: Site, trained: bool = True, clients: Sequence[int] | None = None) -> Encoders:
     """Build the clients' encoders, trained or untrained. One that cannot be built does not hide the others."""
     config = folder.read_config()
-    names, found, missing, rad = site.names(config), {}, {}, None
+    names, modules, missing, rad = site.names(config), {}, {}, None
     for number in range(len(names)) if clients is None else clients:
         try:
             participant = participant_of(folder, site, config, number)
-            found[participant.name], rad = participant.encoder(trained), participant.rad
+            modules[participant.name], rad = participant.encoder(trained), participant.rad
         except (HeteroSSFLError, RuntimeError) as error:  # RuntimeError: the encoder's code has changed since training
             missing[names[number]] = str(error)
-    return Encoders(found, rad, missing)
+    return Encoders(modules, rad, missing)
 
 
 def check_data(folder: RunFolder) -> None:
@@ -115,15 +115,15 @@ def read_rad_features(folder: RunFolder, trained: bool) -> RadFeatures:
     built = encoders_of(folder, site, trained, range(min(count, MAX_CLIENTS))).require()
     assert built.rad is not None
     rows = shown_rows(len(built.rad))
-    features = [extract_features(encoder, built.rad[rows]) for encoder in built.found.values()]
+    features = [extract_features(encoder, built.rad[rows]) for encoder in built.modules.values()]
     limits = [left_out(count, len(built.rad))]
     limits += [without_folders(f"{name} is missing: {reason}") for name, reason in built.missing.items()]
-    return RadFeatures(list(built.found), features, " ".join(filter(None, limits)))
+    return RadFeatures(list(built.modules), features, " ".join(filter(None, limits)))
 
 
 def mutual_cka_of(folder: RunFolder, site: Site, trained: bool) -> tuple[list[str], Tensor]:
     """Return names and mutual CKA on the RAD of the encoders that can be built, before or after training."""
     built = encoders_of(folder, site, trained).require()
     assert built.rad is not None
-    features = [extract_features(encoder, built.rad) for encoder in built.found.values()]
-    return list(built.found), mutual_cka(features)
+    features = [extract_features(encoder, built.rad) for encoder in built.modules.values()]
+    return list(built.modules), mutual_cka(features)

@@ -150,9 +150,11 @@ def _compare(module: nn.Module, run: Run, shape: tuple[int, ...], to: str) -> No
     for count in (1, 2, 5):
         images = torch.rand(count, *shape, generator=torch.Generator().manual_seed(count))
         with torch.no_grad():
-            expected, found = module(images), run(images)
+            expected, features = module(images), run(images)
         scale = max(1.0, float(expected.abs().max()))
-        difference = float((expected - found).abs().max()) / scale if found.shape == expected.shape else float("inf")
+        difference = (
+            float((expected - features).abs().max()) / scale if features.shape == expected.shape else float("inf")
+        )
         if not difference <= TOLERANCE:
             raise RunError(
                 f"the features of the {to} file differ from the encoder's by {difference:.1e}, expected at most "
