@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from markupsafe import Markup
 
@@ -20,7 +20,6 @@ class Figure:
 class Figures:
     """Figures side by side, if there is room."""
 
-    kind: ClassVar[str] = "figures"
     figures: Sequence[Figure]
     size: Literal["small", "medium", "large"] = "medium"
 
@@ -29,7 +28,6 @@ class Figures:
 class Rows:
     """A table. `numeric` contains the indices of numeric columns, by default all but the first."""
 
-    kind: ClassVar[str] = "rows"
     caption: str | Markup
     head: Sequence[str]
     rows: Sequence[Sequence[str | Markup]]
@@ -41,19 +39,16 @@ class Rows:
 class Tiles:
     """Tables side by side, if there is room."""
 
-    kind: ClassVar[str] = "tiles"
     blocks: Sequence["Block"]
 
 
 @dataclass(frozen=True)
 class Legend:
-    kind: ClassVar[str] = "legend"
     entries: Sequence[tuple[Markup, str]]
 
 
 @dataclass(frozen=True)
 class Text:
-    kind: ClassVar[str] = "text"
     text: str
     code: bool = False
 
@@ -62,7 +57,6 @@ class Text:
 class Folded:
     """Blocks that are hidden until the reader opens them."""
 
-    kind: ClassVar[str] = "folded"
     title: str
     blocks: Sequence["Block"]
 

@@ -56,4 +56,5 @@ def fill_template(template: str, *folders: Path, **values: object) -> str:
     """Render a template of this folder, or of other ones."""
     loader = FileSystemLoader([*folders, TEMPLATES])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["kind"] = lambda block: type(block).__name__
     return environment.get_template(template).render(**values)

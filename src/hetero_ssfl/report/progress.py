@@ -18,6 +18,12 @@ from ..terminal import Console
 MAX_SILENCE = 30.0  # seconds without a line, where there is no terminal
 MIN_MEASURED = 3.0  # seconds of training before the time of the run is estimated: a first step takes longer than others
 MIN_ESTIMATE = 60.0  # seconds; nobody needs an estimate of a shorter run
+SHOWN = {
+    "loss_ssl": "ssl",
+    "loss_alignment": "alignment",
+    "spread": "spread",
+    "consensus_effective_rank": "consensus rank",
+}
 
 
 class RunView:
@@ -71,19 +77,29 @@ class RunView:
     def __call__(self, event: Event) -> None:
         match event:
             case Started():
-                self._on_start(event)
+                self.total = event.rounds
+                self.rounds = self.bar.add_task(f"[bold]{self.title}", total=self.total, completed=event.round, note="")
+                if event.round:
+                    self._say(f"{self.title}: continuing after round {event.round} of {self.total}")
             case RoundBegun():
-                self._on_begin(event)
+                self.round, self.selected, self.done, self.doing = event.round, len(event.clients), {}, "training"
+                self._clear_clients()
             case Progressed():
                 self._on_progress(event)
             case Evaluating():
-                self._on_evaluating(event)
+                self.doing = f"probing on {event.split} images"
+                self._clear_clients()
+                if self.rounds is not None:
+                    self.bar.update(self.rounds, note=self.doing)
             case RoundDone():
                 self._on_round(event)
-            case Evaluated():
-                self._on_evaluation(event)
+            case Evaluated() if event.split == "validation" and event.mean and not self.live:
+                scores = "  ".join(f"{key} {value:.1f}" for key, value in event.mean.items())
+                self._say(f"{self.title}: validation after round {event.round}: {scores}")
             case Warned():
                 self._say(f"[yellow]warning[/] (round {event.round}): {escape(event.text)}")
+        if isinstance(event, Started | RoundDone | Evaluated) and event.round >= self.total:
+            self.doing = "finishing"
 
     def _say(self, text: str) -> None:
         if not self.quiet:
@@ -102,17 +118,6 @@ class RunView:
             return f"still {self.doing}"
         clients = "  ".join(f"{name} {fraction:.0%}" for name, fraction in list(done.items())[:8])
         return f"still in round {self.round}/{self.total}: {clients}"
-
-    def _on_start(self, event: Started) -> None:
-        self.total = event.rounds
-        self._finish_after(event.round)
-        self.rounds = self.bar.add_task(f"[bold]{self.title}", total=self.total, completed=event.round, note="")
-        if event.round:
-            self._say(f"{self.title}: continuing after round {event.round} of {self.total}")
-
-    def _on_begin(self, event: RoundBegun) -> None:
-        self.round, self.selected, self.done, self.doing = event.round, len(event.clients), {}, "training"
-        self._clear_clients()
 
     def _on_progress(self, event: Progressed) -> None:
         name = event.client
@@ -137,46 +142,17 @@ class RunView:
             hint = f"; {self.shorter} to try" if self.round == 1 < self.total else ""
             self._say(f"{self.title}: about {_duration(seconds)} for {_rounds(self.total - self.round + 1)}{hint}")
 
-    def _on_evaluating(self, event: Evaluating) -> None:
-        self._clear_clients()
-        self.doing = f"probing on {event.split} images"
-        if self.rounds is not None:
-            self.bar.update(self.rounds, note=self.doing)
-
     def _on_round(self, event: RoundDone) -> None:
-        parts = [f"round {event.round}/{self.total}"]
-        for key, label in (
-            ("loss_ssl", "ssl"),
-            ("loss_alignment", "alignment"),
-            ("spread", "spread"),
-            ("consensus_effective_rank", "consensus rank"),
-        ):
-            if key in event.figures:
-                parts.append(f"{label} {event.figures[key]:.3g}")
-        text = "  ".join(parts)
+        parts = [f"{label} {event.figures[key]:.3g}" for key, label in SHOWN.items() if key in event.figures]
         if self.rounds is not None and self.live:
-            self.bar.update(self.rounds, completed=max(0, event.round), note="  ".join(parts[1:]))
+            self.bar.update(self.rounds, completed=max(0, event.round), note="  ".join(parts))
         else:
+            text = "  ".join([f"round {event.round}/{self.total}", *parts])
             self._say(f"{self.title}: {text}  ({event.seconds:.1f} s)")
-        self._finish_after(event.round)
-        self._estimate(event)
-
-    def _estimate(self, event: RoundDone) -> None:
-        """Say after the first round how long the others will take, if that is long."""
-        left = (self.total - event.round) * event.seconds
         self.estimated |= event.round > 0  # a round may be shorter than the measurement
+        left = (self.total - event.round) * event.seconds
         if event.round == 1 and left > 2 * MIN_ESTIMATE:
             self._say(f"{self.title}: about {_duration(left)} for the other {_rounds(self.total - 1)}")
-
-    def _on_evaluation(self, event: Evaluated) -> None:
-        if event.split == "validation" and event.mean and not self.live:
-            scores = "  ".join(f"{key} {value:.1f}" for key, value in event.mean.items())
-            self._say(f"{self.title}: validation after round {event.round}: {scores}")
-        self._finish_after(event.round)
-
-    def _finish_after(self, round: int) -> None:
-        if round >= self.total:
-            self.doing = "finishing"
 
     def _clear_clients(self) -> None:
         for task in self.clients.values():

@@ -60,11 +60,11 @@ def write_atomically(path: Path, *content: bytes | memoryview) -> None:
             scratch.unlink(missing_ok=True)
 
 
-def append_line(path: Path, line: str, most: int = 2**20) -> None:
-    """Append to a log that is started anew when it has `most` bytes. A log that cannot be written is not an error."""
+def append_line(path: Path, line: str, max_bytes: int = 2**20) -> None:
+    """Append to a log that is started anew when it has `max_bytes`. A log that cannot be written is not an error."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and path.stat().st_size > most:
+        if path.exists() and path.stat().st_size > max_bytes:
             path.replace(path.with_name(f"{path.name}.1"))
         with path.open("a") as file:
             file.write(f"{line}\n")

@@ -14,7 +14,7 @@ from ..errors import DamagedError
 SiteKind = Literal["simulated", "python", "nodes"]
 """Where a run's participants are: a split of one data set, objects of a user's program, or node settings files."""
 
-Figures = dict[str, float]
+Metrics = dict[str, float]
 
 
 class _File(BaseModel):
@@ -64,14 +64,14 @@ class Model(_File):
 
 
 class Results(_File):
-    clients: dict[str, Figures]
-    mean: Figures
-    untrained: dict[str, Figures]
-    sd_over_clients: Figures = {}
+    clients: dict[str, Metrics]
+    mean: Metrics
+    untrained: dict[str, Metrics]
+    sd_over_clients: Metrics = {}
     models: dict[str, Model] = {}
     absent: list[str] = []
     never_trained: list[str] = []
-    shared: Figures = Field({}, alias="global")
+    shared: Metrics = Field({}, alias="global")
 
 
 class Node(_File):
