@@ -62,26 +62,21 @@ def client_name(number: int) -> str:
     return f"client-{number:03d}" if number < 1000 else f"client-x{number:06d}"
 
 
-def resume_command(path: Path) -> str:
-    """Return the command that continues a run, for messages."""
-    usual = f"hetero-ssfl run --resume {shlex.quote(str(path))}"
+def resume_command(path: Path, setting: str = "", value: float = 0.0) -> str:
+    """Return the command that continues a run, if given with another setting, for messages."""
+    usual = f"hetero-ssfl run --resume {shlex.quote(str(path))}" + (f" --set {setting}={value:g}" if setting else "")
     try:
         facts = RunFolder(path).read_facts()
     except RunError:  # the result is part of another message, so it must not fail
         return usual
     if facts.site == "python":
+        if setting:
+            return f"federate(..., run_dir='{path}', settings={{'{setting}': {value:g}}}, more=True)"
         return f"federate(..., run_dir='{path}') and the same other arguments"
-    return f'server/run.sh of the deployment, or flwr run with run-dir="{path}"' if facts.elsewhere else usual
-
-
-def change_command(path: Path, setting: str, value: float) -> str:
-    """Return the command that continues a run with another setting, for messages."""
-    command = resume_command(path)
-    if command.startswith("hetero-ssfl"):
-        return f"{command} --set {setting}={value:g}"
-    if command.startswith("federate"):
-        return f"federate(..., run_dir='{path}', settings={{'{setting}': {value:g}}}, more=True)"
-    return f"hetero-ssfl run --resume {shlex.quote(str(path))} --set {setting}={value:g}, then {command}"
+    if not facts.elsewhere:
+        return usual
+    on_server = f'server/run.sh of the deployment, or flwr run with run-dir="{path}"'
+    return f"{usual}, then {on_server}" if setting else on_server
 
 
 class RunFolder:
