@@ -20,7 +20,6 @@ from hetero_ssfl.report.tables import (
     spread,
 )
 from hetero_ssfl.runs.events import ClientTrained, Evaluated
-from hetero_ssfl.runs.files import write_json
 from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.terminal import Console
 from hetero_ssfl.use.encoders import read_rad_features
@@ -37,11 +36,9 @@ def make(path: Path, scores: list[float], *overrides: str) -> Result:
         "clients": {n: {"linear_all": s} for n, s in zip(names, scores, strict=True)},
         "mean": {},
         "untrained": {},
+        "models": {n: {"encoder": "resnet8\x1b]0;owned\x07[bold]", "parameters": 7} for n in names},
     }
     folder.write_json("results.json", results)
-    for name in names:
-        (path / "models" / name).mkdir(parents=True)
-        write_json(path / "models" / name / "card.json", {"encoder": "resnet8", "parameters": 7})
     return Result.read(folder)
 
 
@@ -114,8 +111,6 @@ def test_the_same_figure_gives_the_same_svg_file(tmp_path: Path) -> None:
 
 def test_escape_sequences_of_a_run_folder_do_not_reach_the_terminal(tmp_path: Path) -> None:
     run = make(tmp_path / "a", [10.0])
-    card = tmp_path / "a" / "models" / "client-000" / "card.json"
-    write_json(card, {"encoder": "resnet8\x1b]0;owned\x07[bold]", "parameters": 7})
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
     console.print(results_table(run))
     shown = console.file.getvalue()  # type: ignore[attr-defined]

@@ -45,13 +45,8 @@ class ReportedRun:
     @cached_property
     def models(self) -> dict[str, dict[str, Any]]:
         """The encoder of each client, as far as it is known."""
-        nodes, models = self.folder.read_status().get("nodes", {}), {}
-        for client in self.clients:
-            try:
-                models[client] = self.result.model(client)
-            except RunError:  # not finished, or the model is on the client's own machine
-                models[client] = nodes.get(client, {})
-        return models
+        models, nodes = self.result.results.get("models", {}), self.folder.read_status().get("nodes", {})
+        return {client: models.get(client) or nodes.get(client, {}) for client in self.clients}
 
     def encoder(self, client: str) -> str:
         return str(self.models.get(client, {}).get("encoder") or "")

@@ -59,8 +59,8 @@ class Result:
 
     def model(self, client: str) -> dict[str, Any]:
         """Return the client's encoder and its number of parameters."""
-        model: dict[str, Any] | None = self.results.get("models", {}).get(client)
-        return model or self.folder.read_json(f"models/{client}/card.json")
+        models: dict[str, dict[str, Any]] = self.results.get("models", {})
+        return models.get(client, {"encoder": "-"})
 
     def holdings(self, client: str) -> str:
         """Describe the classes of a client."""
