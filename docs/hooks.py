@@ -3,6 +3,7 @@
 import html
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import reference  # docs/reference.py
 
-from hetero_ssfl.runs.events import table_of_kinds
+from hetero_ssfl.runs.events import KINDS
 
 ROOT = Path(__file__).parents[1]
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
@@ -28,7 +29,7 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace `<!-- insert: NAME -->` by what it names."""
-    parts = {"readme": readme_top, "names": reference.public_names, "events": table_of_kinds}
+    parts = {"readme": readme_top, "names": reference.public_names, "events": event_kinds}
     return re.sub(r"<!-- insert: (\w+) -->", lambda found: parts[found[1]](), markdown)
 
 
@@ -36,6 +37,15 @@ def readme_top() -> str:
     """Return the README up to its second section, with links as seen from docs/."""
     top = "\n## ".join((ROOT / "README.md").read_text().split("\n## ")[:2])
     return top.replace("](docs/", "](")
+
+
+def event_kinds() -> str:
+    """Return a Markdown table of the kinds of events."""
+    rows = ["| `event` | in events.jsonl | fields | meaning |", "|---|---|---|---|"]
+    for kind in KINDS.values():
+        names = ", ".join(f"`{f.name}`" for f in fields(kind))
+        rows.append(f"| `{kind.kind}` | {'yes' if kind.saved else 'no'} | {names} | {kind.__doc__} |")
+    return "\n".join(rows)
 
 
 def on_page_content(content: str, **_: Any) -> str:

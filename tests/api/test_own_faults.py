@@ -113,7 +113,7 @@ def test_a_diverged_run_continues_with_other_settings(digits: Images, tmp_path: 
         clients, 8, config="smoke", run_dir=path, settings=settings, rounds=2, more=True, progress=False
     )
     assert run.folder.finished
-    ((after, before),) = run.folder.earlier
+    ((after, before),) = run.folder.read_earlier()
     assert (after, before.optim.lr) == (0, 1e30)
     assert "Its settings changed after round 0: optim.lr = 0.01." in run.report(tmp_path / "r.html").read_text()
     assert run.config.optim.lr == 0.01

@@ -184,7 +184,7 @@ def test_more_rounds_are_bit_identical_to_a_run_that_had_them_from_the_beginning
 def test_objects_are_named_before_anything_changes(mixed: Run) -> None:
     with pytest.raises(RunError, match=r"the encoder of own \('mixed.lambda'\)\. Call there: federate\("):
         Run.open(mixed.path).more(rounds=5)
-    assert RunFolder.open(mixed.path).config.rounds == 2
+    assert RunFolder.open(mixed.path).read_config().rounds == 2
     assert mixed.folder.finished
 
 

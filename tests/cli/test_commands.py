@@ -16,9 +16,9 @@ from PIL import Image
 from helpers.commands import PROGRAM
 from helpers.saved import change_config
 from hetero_ssfl.cli import app, main
-from hetero_ssfl.runs import machine as doctor
+from hetero_ssfl.runs import environment as doctor
+from hetero_ssfl.runs.environment import Finding
 from hetero_ssfl.runs.folder import RunFolder
-from hetero_ssfl.runs.machine import Finding
 
 TINY = [
     *("--set", "data.limit=260", "--set", "data.validation=60", "--set", "rad.size=32"),

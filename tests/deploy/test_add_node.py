@@ -142,8 +142,8 @@ def test_a_run_that_has_begun_continues_with_more_seats_and_nothing_else(it: Dep
     run = open_run(tmp_path / "run", load_config(str(path)), NodeSite())
     seat_node(add_node(it, "late"), "late", None)
     again = open_run(run.path, load_config(str(path)), NodeSite())
-    assert again.config.clients.newcomers == 1
-    assert [before.clients.newcomers for _, before in again.earlier] == [0]
+    assert again.read_config().clients.newcomers == 1
+    assert [before.clients.newcomers for _, before in again.read_earlier()] == [0]
     path.write_text(path.read_text().replace("size = 8", "size = 9"))
     with pytest.raises(Exception, match=r"different settings \(rad\.size is 8 there and 9 here\)"):
         open_run(run.path, load_config(str(path)), NodeSite())

@@ -83,7 +83,7 @@ def test_changed_data_are_refused(change: Callable[[Path], None], sentence: str,
         assert code == 2
         assert sentence in said
         assert len(said.strip().splitlines()) == 1
-    assert RunFolder(place / "run").config.rounds == 1  # nothing was changed before the data were checked
+    assert RunFolder(place / "run").read_config().rounds == 1  # nothing was changed before the data were checked
     assert json.loads((place / "run" / "results.json").read_text())["round"] == 1
 
 

@@ -18,8 +18,8 @@ from hetero_ssfl.federation.wire import arrays_of, fields_of
 from hetero_ssfl.privacy.accountant import epsilon_of, noise_multiplier
 from hetero_ssfl.report.page import render
 from hetero_ssfl.use.card import model_card
+from hetero_ssfl.use.encoders import read_rad_features
 from hetero_ssfl.use.models import ModelFolder
-from hetero_ssfl.use.rad_features import read_rad_features
 
 NOISY = ("privacy.epsilon=8", "privacy.clip=0.5", "alignment.form=sketch", "rounds=2")
 COST = noise_multiplier(8.0, 1e-5, 3) ** -2

@@ -96,7 +96,7 @@ def test_sketches_of_different_encoders_have_one_shape_and_give_the_same_consens
 
 
 def participant(site: SimulatedSite, number: int) -> Participant:
-    return site.participant(number, site.folder.config, Header("0" * 32, 0, "0" * 64))
+    return site.participant(number, site.folder.read_config(), Header("0" * 32, 0, "0" * 64))
 
 
 SCRIPT = """
@@ -136,7 +136,7 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_bit_identical(
 def test_a_finished_run_is_left_unchanged(reference: RunFolder) -> None:
     before = (reference.path / "results.json").stat().st_mtime_ns
     resume(reference, lambda _: None)
-    start(reference.config, reference.path, lambda _: None)
+    start(reference.read_config(), reference.path, lambda _: None)
     assert (reference.path / "results.json").stat().st_mtime_ns == before
 
 
@@ -145,7 +145,7 @@ def test_a_run_is_never_overwritten_by_another(reference: RunFolder) -> None:
     with pytest.raises(RunError, match=other):
         start(tiny("engine.workers=2", "alignment.mu=3.5"), reference.path, lambda _: None)
     with pytest.raises(RunError, match="different participants"):
-        start(reference.config, reference.path, lambda _: None, nodes=[reference.path / "node.toml"])
+        start(reference.read_config(), reference.path, lambda _: None, nodes=[reference.path / "node.toml"])
 
 
 def test_a_start_does_not_overwrite_a_run_that_another_process_has_created_meanwhile(

@@ -54,8 +54,8 @@ def test_a_run_knows_its_participants_and_how_it_continues(
 ) -> None:
     folder = RunFolder.open(make(tmp_path).path)
     site = open_site(folder, to_train=True)
-    assert (folder.site, site.kind) == (kind, kind)
-    assert site.names(folder.config) == names
+    assert (folder.read_facts().site, site.kind) == (kind, kind)
+    assert site.names(folder.read_config()) == names
     assert resume_command(folder.path).startswith(continues)
 
 
@@ -65,7 +65,7 @@ def test_participants_on_other_machines_are_not_available_here(tmp_path: Path) -
     assert isinstance(site, NodeSite)
     for ask in (site.names, site.node_configs, lambda config: list(participants(folder, site, config))):
         with pytest.raises(RunError, match="on other machines"):
-            ask(folder.config)
+            ask(folder.read_config())
     assert "run.sh" in resume_command(folder.path)
 
 
@@ -74,7 +74,7 @@ def test_error_for_objects_of_another_process_names_the_remedy(tmp_path: Path) -
     site = open_site(folder, to_train=True)
     assert isinstance(site, ReopenedPythonSite)
     assert list(site.model_folders(folder)) == ["zeta", "alpha"]
-    zeta, _ = participants(folder, site, folder.config)
+    zeta, _ = participants(folder, site, folder.read_config())
     zeta.encoder(trained=True)  # it has a name, its data do not
     with pytest.raises(RunError, match=r"the data of zeta and the data of alpha\. Call there: federate\("):
         _ = zeta.images
@@ -83,7 +83,7 @@ def test_error_for_objects_of_another_process_names_the_remedy(tmp_path: Path) -
 @pytest.mark.parametrize("make", [simulated, of_nodes])
 def test_a_node_finds_its_participant_from_its_node_config(make, tmp_path: Path) -> None:
     folder = make(tmp_path)
-    config, site = folder.config, open_site(folder, to_train=True)
+    config, site = folder.read_config(), open_site(folder, to_train=True)
     process = ClientProcess()
     for number, told in enumerate(json.loads(json.dumps(site.node_configs(config)))):  # it is sent as JSON
         found, own_number = process.open_site(told)
@@ -107,10 +107,10 @@ def test_an_unknown_kind_of_site_is_refused(tmp_path: Path) -> None:
 def test_a_run_cannot_continue_with_other_settings_files(tmp_path: Path) -> None:
     folder = of_nodes(tmp_path)
     paths = [Path(path) for path in folder.read_json("facts.json")["nodes"]]
-    assert open_run(folder.path, folder.config, NodeSite(paths)).path == folder.path
+    assert open_run(folder.path, folder.read_config(), NodeSite(paths)).path == folder.path
     shutil.copytree(paths[0].parent, tmp_path / "moved")
     with pytest.raises(RunError, match="node settings files"):
-        open_run(folder.path, folder.config, NodeSite([tmp_path / "moved" / "node.toml", *paths[1:]]))
+        open_run(folder.path, folder.read_config(), NodeSite([tmp_path / "moved" / "node.toml", *paths[1:]]))
 
 
 def test_a_process_that_serves_several_nodes_trains_each_with_its_own_threads(tmp_path: Path) -> None:
@@ -139,5 +139,5 @@ def test_nothing_in_a_strangers_run_folder_becomes_a_path(fact: str, value: str,
     facts = folder.read_json("facts.json")
     folder.write_json("facts.json", {**facts, fact: value})
     with pytest.raises(ProtocolError, match=r"is named '\.\./\.\./victim', expected"):
-        site.model_folders(folder) if fact == "federation" else list(participants(folder, site, folder.config))
+        site.model_folders(folder) if fact == "federation" else list(participants(folder, site, folder.read_config()))
     assert victim.exists()

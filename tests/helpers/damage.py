@@ -68,7 +68,7 @@ def train(path: Path, listen: Listener = lambda _: None, killed_in: int | None =
             raise Killed
 
     site = SimulatedSite(RunFolder(path))
-    config = RunFolder.open(path).config if (path / "config.toml").exists() else tiny(*SMALL)
+    config = RunFolder.open(path).read_config() if (path / "config.toml").exists() else tiny(*SMALL)
     folder = open_run(path, config, site)
     with InlineGrid(site.node_configs(config), site) as grid:
         serve(grid, folder, site, hear)
@@ -80,10 +80,14 @@ def contents(path: Path) -> dict[str, Any]:
     folder = RunFolder.open(path)
     folder.events()
     site = SimulatedSite(folder)
-    found: dict[str, Any] = {"config": folder.config, "facts": folder.read_json("facts.json"), **everything(folder)}
+    found: dict[str, Any] = {
+        "config": folder.read_config(),
+        "facts": folder.read_json("facts.json"),
+        **everything(folder),
+    }
     tensors: dict[str, Tensor] = found["tensors"]
     tensors |= {f"split/{name}": rows for name, rows in site.rows.items()} | {"rad": site.rad}
-    for participant in participants(folder, site, folder.config):
+    for participant in participants(folder, site, folder.read_config()):
         tensors |= {f"newest/{participant.name}/{k}": v for k, v in participant.newest().state_dict().items()}
     for model in find_models(path, "all"):
         found[model.client] = model.card

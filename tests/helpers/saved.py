@@ -29,4 +29,4 @@ def lines(folder: RunFolder) -> list[dict[str, Any]]:
 def change_config(run: Path, settings: dict[str, Any]) -> None:
     """Write a run's config again with other settings and the digest that belongs to them."""
     folder = RunFolder(run)
-    folder.write_config(with_settings(folder.config, settings))
+    folder.write_config(with_settings(folder.read_config(), settings))

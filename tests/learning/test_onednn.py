@@ -12,7 +12,7 @@ from torch import nn
 
 from hetero_ssfl.learning.encoders import build_encoder
 from hetero_ssfl.learning.encoders.onednn import guard_convolutions, is_faulty
-from hetero_ssfl.runs.machine import CHECKED_MEMORY, try_convolutions
+from hetero_ssfl.runs.environment import CHECKED_MEMORY, try_convolutions
 
 checked_memory = pytest.mark.skipif(
     platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc", reason="needs an x86 processor and glibc"

@@ -12,7 +12,7 @@ from hetero_ssfl.terminal import Console
 
 def test_a_line_is_printed_when_nothing_was_printed_for_long() -> None:
     screen = io.StringIO()
-    with RunView(Console(file=screen), "long", longest_silence=0.01) as view:
+    with RunView(Console(file=screen), "long", max_silence=0.01) as view:
         view(Started(0, 3))
         view(RoundBegun(2, ("a", "b")))
         view(Progressed("a", 0.4, 1.0))
@@ -31,13 +31,13 @@ def test_a_line_is_printed_when_nothing_was_printed_for_long() -> None:
 
 def test_a_quiet_run_prints_nothing() -> None:
     screen = io.StringIO()
-    with RunView(Console(file=screen), "quiet", quiet=True, longest_silence=0.0) as view:
+    with RunView(Console(file=screen), "quiet", quiet=True, max_silence=0.0) as view:
         assert not view.watch.is_alive()
     assert screen.getvalue() == ""
 
 
 def test_lines_are_at_most_half_a_minute_apart() -> None:
-    assert RunView(Console(file=io.StringIO()), "run").longest_silence <= 30
+    assert RunView(Console(file=io.StringIO()), "run").max_silence <= 30
 
 
 def said_at_the_start(rounds: int, share: float, seconds: float = 4.0, shorter: str | None = "--rounds 1") -> str:
@@ -73,7 +73,7 @@ def test_a_short_run_and_one_without_an_audience_say_nothing(share: float, secon
 @pytest.mark.parametrize(("quiet", "lines"), [(False, 2), (True, 0)])
 def test_other_work_says_how_far_it_is(quiet: bool, lines: int) -> None:
     screen = io.StringIO()
-    with progress(Console(file=screen), "attacking [a]", quiet, longest_silence=0.01) as done:
+    with progress(Console(file=screen), "attacking [a]", quiet, max_silence=0.01) as done:
         done(0.25)
         give_up = time.monotonic() + 60
         while screen.getvalue().count("attacking [a]: 25%\n") < lines and time.monotonic() < give_up:

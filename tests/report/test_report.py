@@ -20,10 +20,9 @@ from hetero_ssfl.report.tables import (
     spread,
 )
 from hetero_ssfl.runs.events import ClientTrained, Evaluated
-from hetero_ssfl.runs.files import write_json
 from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.terminal import Console
-from hetero_ssfl.use.rad_features import read_rad_features
+from hetero_ssfl.use.encoders import read_rad_features
 
 
 def make(path: Path, scores: list[float], *overrides: str) -> Result:
@@ -37,11 +36,9 @@ def make(path: Path, scores: list[float], *overrides: str) -> Result:
         "clients": {n: {"linear_all": s} for n, s in zip(names, scores, strict=True)},
         "mean": {},
         "untrained": {},
+        "models": {n: {"encoder": "resnet8\x1b]0;owned\x07[bold]", "parameters": 7} for n in names},
     }
     folder.write_json("results.json", results)
-    for name in names:
-        (path / "models" / name).mkdir(parents=True)
-        write_json(path / "models" / name / "card.json", {"encoder": "resnet8", "parameters": 7})
     return Result.read(folder)
 
 
@@ -53,8 +50,7 @@ def test_compare_takes_means_over_clients_then_over_seeds(tmp_path: Path) -> Non
     assert first["sd_over_seeds"] == pytest.approx(2**0.5)
     assert second["mean"] == pytest.approx((35 + 37) / 2)
     assert second["difference_to_first"] == pytest.approx(20)
-    assert compare_table([first, second]).columns[1].header == "seeds"
-    assert compare_table(compare_rows(together[:1], "linear_all")).columns[1].header == "seed"
+    assert compare_table([first, second]).row_count == 2
 
 
 def test_clients_that_never_trained_are_named_and_not_part_of_any_mean(tmp_path: Path) -> None:
@@ -75,9 +71,9 @@ def test_clients_that_never_trained_are_named_and_not_part_of_any_mean(tmp_path:
     assert f"{idle[0]} (never trained)" in printed
     assert f"over the {len(trained)} clients that trained" in printed
     page = render([tmp_path / "run"], read_rad_features)
-    assert f"{len(idle)} of 3 clients never trained and are not part of the means" in page
+    assert f"<td>{len(idle)} of 3</td>" in page
     assert f"{idle[0]} (never trained)" in page
-    assert f"mean accuracy is {sum(of_trained) / len(of_trained):.1f} %" in page
+    assert f"{sum(of_trained) / len(of_trained):.1f} % (linear probe, all classes" in page
 
 
 def test_the_difference_uses_only_equal_seeds(tmp_path: Path) -> None:
@@ -115,8 +111,6 @@ def test_the_same_figure_gives_the_same_svg_file(tmp_path: Path) -> None:
 
 def test_escape_sequences_of_a_run_folder_do_not_reach_the_terminal(tmp_path: Path) -> None:
     run = make(tmp_path / "a", [10.0])
-    card = tmp_path / "a" / "models" / "client-000" / "card.json"
-    write_json(card, {"encoder": "resnet8\x1b]0;owned\x07[bold]", "parameters": 7})
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
     console.print(results_table(run))
     shown = console.file.getvalue()  # type: ignore[attr-defined]

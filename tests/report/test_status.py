@@ -92,13 +92,13 @@ def test_a_server_that_starts_again_is_not_silent(folder: RunFolder) -> None:
 
 
 def test_looking_writes_nothing_and_sees_a_lock_of_another_process(folder: RunFolder) -> None:
-    assert not folder.busy
+    assert not folder.is_busy()
     assert not (folder.path / ".lock").exists()
     hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
     command = [sys.executable, "-c", hold, str(folder.path / ".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout
         other.stdout.readline()
-        assert folder.busy
+        assert folder.is_busy()
         other.kill()
-    assert not folder.busy, "the system releases the lock of a process that was killed"
+    assert not folder.is_busy(), "the system releases the lock of a process that was killed"

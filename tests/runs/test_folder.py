@@ -20,7 +20,7 @@ def make(path: Path) -> RunFolder:
 
 def test_the_config_survives_a_round_trip(tmp_path: Path) -> None:
     make(tmp_path / "a")
-    assert RunFolder.open(tmp_path / "a").config == load_config("smoke")
+    assert RunFolder.open(tmp_path / "a").read_config() == load_config("smoke")
 
 
 def test_a_folder_whose_creation_failed_is_not_a_run(tmp_path: Path) -> None:

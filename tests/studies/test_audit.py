@@ -299,7 +299,7 @@ def test_runs_that_cannot_be_audited_are_refused_in_a_sentence(finished: RunFold
     RunFolder(path).write_config(tiny("privacy.secure=true", "alignment.form=sketch"))
     code, _, said = call("audit", path)
     assert (code, "has no single contribution" in said.replace("\n", " ")) == (2, True)
-    RunFolder(path).write_config(finished.config)
+    RunFolder(path).write_config(finished.read_config())
     for file in ("server.safetensors", "server-before.safetensors"):
         (path / file).unlink()
     code, _, said = call("audit", path)

@@ -233,7 +233,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def client_of(folder: RunFolder) -> tuple[TrainingClient, Broadcast]:
-    first = next(participants(folder, open_site(folder), folder.config))
+    first = next(participants(folder, open_site(folder), folder.read_config()))
     factor = load_tensors(folder.path / "server.safetensors")[0]["factor"]
     client = TrainingClient(first.name, first.config, first.newest(), first.images.pixels, first.rad)
     return client, Broadcast(1, {"factor": factor})

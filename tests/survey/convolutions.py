@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hetero_ssfl.runs.machine import CHECKED_MEMORY
+from hetero_ssfl.runs.environment import CHECKED_MEMORY
 
 LAYERS: dict[str, type[nn.Module]] = {
     "conv": nn.Conv2d,

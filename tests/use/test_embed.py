@@ -37,7 +37,7 @@ class Twisted(nn.Module):
 def images(tmp_path_factory: pytest.TempPathFactory, run: Path) -> Path:
     """Write the test digits to files, in the shape that the run used."""
     folder = tmp_path_factory.mktemp("images")
-    pixels = load_images(RunFolder.open(run).config.data, "test").pixels[:300]  # more than one batch
+    pixels = load_images(RunFolder.open(run).read_config().data, "test").pixels[:300]  # more than one batch
     for row, image in enumerate(pixels):
         path = folder / f"part{row % 2}" / f"{row:04d}.png"
         path.parent.mkdir(exist_ok=True)
@@ -54,7 +54,7 @@ def test_embed_gives_the_features_of_the_trained_encoder(run: Path, images: Path
     assert table["path"][0] == "part0/0000.png"
     (model,) = find_models(run, "client-002")
     rows = [int(Path(path).stem) for path in table["path"]]
-    pixels = load_images(RunFolder.open(run).config.data, "test").pixels[rows]
+    pixels = load_images(RunFolder.open(run).read_config().data, "test").pixels[rows]
     expected = extract_features(model.load(), pixels)
     np.testing.assert_allclose(np.stack(table["feature"]), expected.numpy(), atol=1e-5)
 
@@ -179,7 +179,7 @@ def test_an_error_says_why_a_run_has_no_models(run: Path, tmp_path: Path, call: 
     write_json(broken / "models" / "client-000" / "card.json", {"client": "client-000"})
     assert "does not describe the encoder" in call("embed", broken, *rest)[2]
     shutil.rmtree(broken / "models")
-    assert "client-000' has no readable card.json" in call("embed", broken, *rest)[2]
+    assert "client-000/card.json' is missing" in call("embed", broken, *rest)[2]
     write_json(broken / "facts.json", {"site": "nodes", "nodes": []})
     assert "the participants keep them on their own machines" in call("embed", broken, *rest)[2]
     shutil.copy(run / "facts.json", broken)

@@ -107,7 +107,7 @@ def test_names_are_escaped_in_the_page(run: Path, folder: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["-o", "a.pdf"], "expected a name that ends in .html"),
+        (["-o", "a.pdf"], "must end in .html"),
         (["-o", "a.html", "--query", "99"], "there is no image '99', expected a file"),
         (["-o", "a.html", "--query", "cat.png"], "expected a file, the path of one of the images, or a number"),
         (["-o", "a.html", "--client", "5"], "there is no client '5'"),

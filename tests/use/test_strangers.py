@@ -18,7 +18,7 @@ from hetero_ssfl.federation.start import start
 from hetero_ssfl.report.page import render
 from hetero_ssfl.runs.files import save_tensors
 from hetero_ssfl.runs.folder import RunFolder
-from hetero_ssfl.use.rad_features import read_rad_features
+from hetero_ssfl.use.encoders import read_rad_features
 
 Call = Callable[..., tuple[int, str, str]]
 

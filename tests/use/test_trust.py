@@ -15,10 +15,9 @@ from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.federation.start import start
 from hetero_ssfl.plugins import check_trusted, is_trusted, remember
 from hetero_ssfl.report.page import render
-from hetero_ssfl.runs.files import save_tensors, write_json
-from hetero_ssfl.runs.sealing import seal_text, unseal_text
+from hetero_ssfl.runs.files import read_text, save_tensors, write_json, write_text
+from hetero_ssfl.use.encoders import read_rad_features
 from hetero_ssfl.use.models import find_model
-from hetero_ssfl.use.rad_features import read_rad_features
 
 Call = Callable[..., tuple[int, str, str]]
 NET = """
@@ -116,9 +115,9 @@ def test_a_run_from_another_machine_runs_no_code(
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
-    text = unseal_text(config.read_text(), config)
+    text = read_text(config)
     assert old in text
-    config.write_text(seal_text(text.replace(old, new.format(trace=trace))))  # a stranger also writes the digest
+    write_text(config, text.replace(old, new.format(trace=trace)))  # a stranger also writes the digest
     assert "is code that you have not trained with" in render([tmp_path / "run"], read_rad_features)
     code, _, said = call("evaluate", tmp_path / "run")
     assert code == 2
@@ -142,10 +141,10 @@ def test_commands_that_train_import_no_code_of_a_run_from_another_machine(
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
-    text = unseal_text(config.read_text(), config)
+    text = read_text(config)
     assert text.count(old) == 1
     new = f'{setting.rpartition(".")[2]} = "nets_of_mine:Net"'
-    config.write_text(seal_text(text.replace(old, new)))
+    write_text(config, text.replace(old, new))
     code, _, said = call(command, tmp_path / "run")
     assert code == 2
     assert f"{setting} = 'nets_of_mine:Net' is code that you have not trained with" in said.replace("\n", " ")

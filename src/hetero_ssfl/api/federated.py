@@ -144,7 +144,7 @@ def federate(
         path = default_folder(final, site, finished=True) if run_dir is None else Path(run_dir)
         site.folder = RunFolder(path)
         if more:
-            continue_with(RunFolder.open(path), differences(RunFolder.open(path).config, final))
+            continue_with(RunFolder.open(path), differences(RunFolder.open(path).read_config(), final))
         notes = notes_before(path, final, site, chosen=run_dir is not None)
         folder = open_run(path, final, site)
         print_notes(notes if progress is True else ())

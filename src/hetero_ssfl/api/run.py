@@ -19,18 +19,16 @@ from ..federation.continuing import continue_with
 from ..federation.participants import Site, open_site
 from ..federation.start import open_run, run_here
 from ..plugins import GIVEN, Given
-from ..report.page import write_report
 from ..report.progress import RunView
 from ..runs.events import ClientTrained, Listener
 from ..runs.folder import RunFolder
 from ..terminal import Console
 from ..use.embed import embed_data
-from ..use.encoders import Encoders, encoders_of, mutual_cka_of, reevaluate
+from ..use.encoders import Encoders, encoders_of, mutual_cka_of, read_rad_features, reevaluate
 from ..use.evaluate import evaluate_on, read_new_data
 from ..use.export import check_format
 from ..use.export import export as export_model
 from ..use.models import find_models
-from ..use.rad_features import read_rad_features
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -43,7 +41,7 @@ def train_here(folder: RunFolder, site: Site, progress: bool | Listener) -> None
     if callable(progress):
         run_here(folder, site, progress)
         return
-    with RunView(Console(stderr=True), folder.config.name, quiet=not progress, shorter="rounds=1") as view:
+    with RunView(Console(stderr=True), folder.read_config().name, quiet=not progress, shorter="rounds=1") as view:
         run_here(folder, site, view)
 
 
@@ -68,7 +66,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        return self.folder.config
+        return self.folder.read_config()
 
     @property
     def clients(self) -> list[str]:
@@ -82,7 +80,7 @@ class Run:
 
     def encoder(self, client: int | str) -> nn.Module:
         """Return a client's trained encoder in evaluation mode. `client` is a number, starting at 0, or a name."""
-        (module,) = self._encoders(client).found.values()
+        (module,) = self._encoders(client).modules.values()
         return module
 
     def _encoders(self, client: int | str | None = None) -> Encoders:
@@ -109,7 +107,7 @@ class Run:
         """
         built = self._encoders(client)
         assert built.rad is not None
-        return embed_data(built.found, data, built.rad, self.config.data)
+        return embed_data(built.modules, data, built.rad, self.config.data)
 
     def evaluate(
         self,
@@ -139,7 +137,7 @@ class Run:
         else:
             built = self._encoders()
             assert built.rad is not None
-            scores = dict(evaluate_on(built.found, *read_new_data(data, labels, test, config, built.rad), config))
+            scores = dict(evaluate_on(built.modules, *read_new_data(data, labels, test, config, built.rad), config))
         return DataFrame.from_dict(scores, orient="index").rename_axis("client")
 
     def export(
@@ -168,6 +166,8 @@ class Run:
 
     def report(self, output: str | Path = "report.html") -> Path:
         """Write a report as a single HTML page that works offline, and return its path."""
+        from ..report.page import write_report  # imports matplotlib
+
         with self._given.at_hand():
             write_report([self.path], Path(output), read_rad_features)
         return Path(output)

@@ -144,10 +144,10 @@ def _resume(path: Path, overrides: list[str], as_json: bool, quiet: bool) -> Non
 
         check_resumable(folder)
         continue_with(folder, settings_of(overrides))
-        if folder.elsewhere:
+        if folder.read_facts().elsewhere:
             say(f"changed; continue with: {escape(resume_command(path))}")
             return
-    _train(folder.config, folder.path, as_json, quiet, folder)
+    _train(folder.read_config(), folder.path, as_json, quiet, folder)
 
 
 def _train(
@@ -271,7 +271,7 @@ def evaluate(
     results = folder.read_json(
         "results.json"
     )  # requires a finished run: probing earlier would invite tuning on the result
-    config = evaluation_config(folder.config, settings_of(set_ or []))
+    config = evaluation_config(folder.read_config(), settings_of(set_ or []))
     if images is None:
         from ..use.encoders import reevaluate
 
@@ -320,7 +320,7 @@ def doctor(
       hetero-ssfl doctor --json
     """
     from ..runs.check import check_run
-    from ..runs.machine import diagnose
+    from ..runs.environment import diagnose
 
     findings = diagnose() if run is None else check_run(run)
     if as_json:

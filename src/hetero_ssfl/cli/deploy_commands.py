@@ -1,6 +1,5 @@
 """`hetero-ssfl deploy ...`: parse, call, print. Heavy imports wait until a command needs them."""
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -226,6 +225,7 @@ def local(
     from ..deploy.local import Rehearsal
     from ..deploy.watch import RunWatch
     from ..report.progress import RunView
+    from ..runs.folder import RunFolder
 
     deployment = Deployment.load(folder)
     rehearsal = Rehearsal(deployment, port)
@@ -242,7 +242,7 @@ def local(
     except KeyboardInterrupt:
         err.print("Interrupted. All programs are stopped; finished rounds are kept. Run the same command to continue.")
         sys.exit(130)
-    results = json.loads((rehearsal.run_dir / "results.json").read_text())
+    results = RunFolder(rehearsal.run_dir).read_json("results.json")
     if as_json:
         print_json({"run": str(rehearsal.run_dir), **results})
         return

@@ -26,7 +26,7 @@ def report(
       hetero-ssfl report runs/a --map tsne
     """
     from ..report.page import write_report
-    from ..use.rad_features import read_rad_features
+    from ..use.encoders import read_rad_features
 
     write_report(runs, output, read_rad_features, map_)
     say(f"report: {escape(str(output))}")

@@ -32,7 +32,7 @@ def theory(
     folder = RunFolder.open(run)
     with progress(err, "measuring", quiet) as done:
         rounds = [as_content(each) for each in measure(folder, steps, done)]
-    changed = changed_assumptions(folder.config)
+    changed = changed_assumptions(folder.read_config())
     content: dict[str, Any] = {"rounds": rounds, "changed_assumptions": changed}
     shown = section(rounds, changed)
     folder.write_json("theory.json", {**content, "section": shown.model_dump()})

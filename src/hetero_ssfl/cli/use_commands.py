@@ -132,9 +132,9 @@ def neighbours(
       hetero-ssfl neighbours runs/a --images photos --query cat.png -o cats.html
     """
     from ..use.models import find_models
-    from ..use.neighbours import Search, write_page
+    from ..use.neighbours import Search, write_neighbours
 
     models = [model for one in client or ["all"] for model in find_models(run, one)]
     search = Search(models, images, query or [], k, seed, on_bad_image or "error", encoder)
-    write_page(search, output, Console(stderr=True, quiet=quiet))
+    write_neighbours(search, output, Console(stderr=True, quiet=quiet))
     say(f"page: {escape(str(output))}")

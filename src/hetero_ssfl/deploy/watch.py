@@ -1,11 +1,12 @@
 """Follow a run folder that another process writes, and pass its events to a view."""
 
-import json
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from ..report.progress import RunView
 from ..runs.events import ClientTrained, Event, RoundDone, Started, Warned, from_lines
+from ..runs.folder import RunFolder
 
 
 class RunWatch:
@@ -13,7 +14,8 @@ class RunWatch:
 
     def __init__(self, run_dir: Path, view: RunView) -> None:
         self.run_dir, self.view = run_dir, view
-        self.told, self.status = self._lines(), ""
+        self.told = self._lines()
+        self.status: dict[str, Any] = {}
         past = from_lines(self.told)
         self.round = max((event.round for event in past if isinstance(event, RoundDone)), default=0)
 
@@ -42,13 +44,10 @@ class RunWatch:
 
     def _show_status(self) -> None:
         """Show what the server is doing: a bar and a note on a terminal, nothing in a log file."""
-        try:
-            text = (self.run_dir / "status.json").read_text()
-        except FileNotFoundError:
+        now = RunFolder(self.run_dir).read_status()
+        if now == self.status:
             return
-        if text == self.status:
-            return
-        self.status, now = text, json.loads(text)
+        self.status = now
         if self.view.rounds is None and "rounds" in now:
             self.view(Started(self.round, now["rounds"]))
         if self.view.rounds is not None:

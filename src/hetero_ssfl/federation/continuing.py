@@ -34,7 +34,7 @@ def continue_with(folder: RunFolder, settings: Mapping[str, Any]) -> Config:
             raise ConfigError(
                 f"'{key}' cannot change within a run, expected one of {', '.join(CHANGEABLE)}. Start another run."
             )
-    before = folder.config
+    before = folder.read_config()
     if before.privacy.epsilon is not None and "rounds" in settings:
         raise ConfigError(
             f"'rounds' cannot change in a run with privacy.epsilon = {before.privacy.epsilon:g}: the noise of all "

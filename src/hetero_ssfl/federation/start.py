@@ -62,21 +62,21 @@ def site_for(run_dir: Path, nodes: Sequence[Path] = ()) -> Site:
 def resume(folder: RunFolder, listen: Listener) -> RunFolder:
     """Continue after the last finished round. A finished run is not changed."""
     site = open_site(folder, to_train=True)
-    return run_here(open_run(folder.path, folder.config, site), site, listen)
+    return run_here(open_run(folder.path, folder.read_config(), site), site, listen)
 
 
 def check_resumable(folder: RunFolder) -> None:
     """Raise an error if the run cannot continue here: before something about it is changed."""
-    if not folder.elsewhere:
+    if not folder.read_facts().elsewhere:
         site = open_site(folder, to_train=True)
-        site.node_configs(folder.config)
-        open_run(folder.path, folder.config, site)
+        site.node_configs(folder.read_config())
+        open_run(folder.path, folder.read_config(), site)
 
 
 def warn_of_changed_data(folder: RunFolder) -> None:
     """Warn if the data of a run on this machine have changed since it began: its figures are those of the old data."""
-    source = folder.config.data.source
-    known = folder.site == "simulated" and (is_here(source) or is_known_place(source))
+    source = folder.read_config().data.source
+    known = folder.read_facts().site == "simulated" and (is_here(source) or is_known_place(source))
     try:
         changed = data_changes(folder) if known else None
     except DataError:  # they are not here
@@ -106,7 +106,7 @@ def open_run(path: Path, config: Config, site: Site) -> RunFolder:
             f"'{path}' holds a run with different {found}. Continue that run with: {resume_command(path)}; "
             "or choose another run folder."
         )
-    changed = differences(folder.config, config)
+    changed = differences(folder.read_config(), config)
     if changed and not folder.finished and changed.keys() <= set(WHO_MAY_JOIN):
         continue_with(folder, changed)
     return folder
@@ -143,7 +143,7 @@ def _folders_of_name(config: Config) -> list[Path]:
 def _is_this_run(path: Path, config: Config, site: Site, finished: bool) -> bool:
     """Return whether the folder holds this very run, and no process is training in it."""
     folder = RunFolder(path)
-    if not folder.exists or folder.busy or (folder.finished and not finished):
+    if not folder.exists or folder.is_busy() or (folder.finished and not finished):
         return False
     try:
         return _what_differs(RunFolder.open(path), config, site) is None
@@ -153,11 +153,11 @@ def _is_this_run(path: Path, config: Config, site: Site, finished: bool) -> bool
 
 def _what_differs(folder: RunFolder, config: Config, site: Site) -> str | None:
     """Return what differs from the run in a folder. A run that was given other settings is also its earlier self."""
-    if folder.site != site.kind:
+    if folder.read_facts().site != site.kind:
         return "participants"
     changed = site.difference(folder)
     return changed or (
-        None if config in [before for _, before in folder.earlier] else _difference(folder.config, config)
+        None if config in [before for _, before in folder.read_earlier()] else _difference(folder.read_config(), config)
     )
 
 
@@ -176,7 +176,7 @@ def _difference(before: Config, now: Config) -> str | None:
 
 def serve(grid: Grid, run: RunFolder, site: Site, listen: Listener) -> None:
     """Run all remaining rounds. Only one process at a time can do this in a folder."""
-    config = run.config
+    config = run.read_config()
     with run.lock(), torch_threads(config.engine.threads):
         if not run.finished:
             server = Server(grid, run, config, reporting(run, tracking(run, listen)), site.may_be_away)
@@ -193,7 +193,7 @@ def serve(grid: Grid, run: RunFolder, site: Site, listen: Listener) -> None:
 
 def run_here(folder: RunFolder, site: Site, listen: Listener) -> RunFolder:
     """Run the federation on this machine, with the engine that its config names."""
-    config = folder.config
+    config = folder.read_config()
     if folder.finished:
         return folder
     remember([*(model.encoder for model in config.clients.models), *config.own_code.values()])
@@ -251,7 +251,7 @@ def torch_threads(count: int) -> Iterator[None]:
 def places_of(folder: RunFolder) -> list[str]:
     """Return the data that a run folder names, and the node settings files."""
     facts = folder.read_json("facts.json")
-    if folder.site == "simulated":
-        return [folder.config.data.source]
+    if folder.read_facts().site == "simulated":
+        return [folder.read_config().data.source]
     named = [own for own in facts.get("sources", {}).get("clients", {}).values() if own]
     return [*facts.get("nodes", []), *(place for own in named for place in own.values() if place)]

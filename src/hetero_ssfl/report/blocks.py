@@ -1,12 +1,12 @@
 """The building blocks of a page, as plain data. The template renders them."""
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from markupsafe import Markup
 
-WORDS = range(0)  # for a table without numeric columns
+TEXT = range(0)  # for a table without numeric columns
 
 
 @dataclass(frozen=True)
@@ -20,20 +20,18 @@ class Figure:
 class Figures:
     """Figures side by side, if there is room."""
 
-    kind: ClassVar[str] = "figures"
     figures: Sequence[Figure]
     size: Literal["small", "medium", "large"] = "medium"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A table. `figures` contains the indices of numeric columns, by default all but the first."""
+    """A table. `numeric` contains the indices of numeric columns, by default all but the first."""
 
-    kind: ClassVar[str] = "rows"
     caption: str | Markup
     head: Sequence[str]
     rows: Sequence[Sequence[str | Markup]]
-    figures: Container[int] = range(1, 1000)
+    numeric: Container[int] = range(1, 1000)
     foot: Sequence[Sequence[str]] = ()
 
 
@@ -41,38 +39,29 @@ class Rows:
 class Tiles:
     """Tables side by side, if there is room."""
 
-    kind: ClassVar[str] = "tiles"
     blocks: Sequence["Block"]
 
 
 @dataclass(frozen=True)
 class Legend:
-    kind: ClassVar[str] = "legend"
     entries: Sequence[tuple[Markup, str]]
 
 
 @dataclass(frozen=True)
-class Code:
-    kind: ClassVar[str] = "code"
-    text: str
-
-
-@dataclass(frozen=True)
 class Text:
-    kind: ClassVar[str] = "text"
     text: str
+    code: bool = False
 
 
 @dataclass(frozen=True)
 class Folded:
     """Blocks that are hidden until the reader opens them."""
 
-    kind: ClassVar[str] = "folded"
     title: str
     blocks: Sequence["Block"]
 
 
-Block: TypeAlias = Figures | Rows | Tiles | Legend | Code | Text | Folded
+Block: TypeAlias = Figures | Rows | Tiles | Legend | Text | Folded
 
 
 @dataclass(frozen=True)
@@ -80,4 +69,4 @@ class Section:
     anchor: str
     title: str
     intro: str
-    blocks: Sequence[Block] = field(default=())
+    blocks: Sequence[Block] = ()

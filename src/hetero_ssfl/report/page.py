@@ -1,6 +1,6 @@
 """Write an HTML page about one or more runs: a single file without scripts that loads nothing from the network."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -9,45 +9,52 @@ from ..errors import ConfigError
 from ..runs.files import write_atomically
 from . import record, sections
 from .gallery import gallery
-from .privacy_section import privacy
 from .rad_features import FeatureReader, Map
-from .reported_run import read_runs
-from .studies import studies
-from .wording import metric_of
+from .reported_run import metric_of, read_runs
+
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_report(paths: Sequence[Path], output: Path, features: FeatureReader, kind: Map = "pca") -> None:
     """Read the runs and write the page atomically. `features` computes the encoders' features if they are available."""
-    if output.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"cannot write a page to '{output}': its name must end in .html.")
-    # A name from another machine may contain a lone surrogate, which UTF-8 cannot encode.
-    write_atomically(output, render(paths, features, kind).encode("utf-8", "replace"))
+    write_page(output, lambda: render(paths, features, kind))
 
 
 def render(paths: Sequence[Path], features: FeatureReader, kind: Map = "pca") -> str:
     runs = read_runs(paths)
     metric = metric_of(runs)
-    asked = gallery(runs, features, kind)
-    likeness, spectrum, neighbours, maps = asked.sections
-    templates = FileSystemLoader(Path(__file__).parent / "templates")
-    environment = Environment(loader=templates, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return environment.get_template("page.html").render(
+    of_features, pictures = gallery(runs, features, kind)
+    return fill_template(
+        "page.html",
         made_by="report",
         title=f"{runs[-1].result.config.name}: {', '.join(run.label for run in runs)}",
         summary=sections.summary(runs, metric),
-        cards=sections.key_figures(runs, metric),
-        pictures=asked.pictures,
+        cards=sections.key_metrics(runs, metric),
+        pictures=pictures,
         sections=[
             sections.accuracy(runs, metric),
             sections.curves(runs, metric),
-            likeness,
-            spectrum,
-            neighbours,
-            maps,
-            *privacy(runs),
-            *studies(runs),
+            *of_features,
+            *record.privacy(runs),
+            *record.studies(runs),
             record.costs(runs),
             record.faults(runs),
             record.repeat(runs),
         ],
     )
+
+
+def write_page(output: Path, make: Callable[[], str]) -> None:
+    """Write a page atomically, after its name has been checked."""
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"cannot write a page to '{output}': its name must end in .html.")
+    # A name from another machine may contain a lone surrogate, which UTF-8 cannot encode.
+    write_atomically(output, make().encode("utf-8", "replace"))
+
+
+def fill_template(template: str, *folders: Path, **values: object) -> str:
+    """Render a template of this folder, or of other ones."""
+    loader = FileSystemLoader([*folders, TEMPLATES])
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["kind"] = lambda block: type(block).__name__
+    return environment.get_template(template).render(**values)

@@ -19,8 +19,9 @@ BLUE, ORANGE, GREY = "#2a6f97", "#d1602a", "#8a8a8a"
 
 def subplots(*shape: int, figsize: tuple[float, float]) -> tuple[Figure, Any]:
     """Create a figure without pyplot, so that the user's backend is not changed."""
-    figure = Figure(figsize=figsize)
-    return figure, figure.subplots(*shape)
+    with rc_context({"axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=figsize)
+        return figure, figure.subplots(*shape)
 
 
 def curves(axes: Axes, runs: Mapping[str, Sequence[Event]], metric: str) -> None:
@@ -35,7 +36,6 @@ def curves(axes: Axes, runs: Mapping[str, Sequence[Event]], metric: str) -> None
         axes.fill_between(rounds, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.12, lw=0)
     axes.set(xlabel="round", ylabel=f"validation accuracy (%)\n{metric.replace('_', ', ')}")
     axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def heat_map(axes: Axes, matrix: Any, title: str, labels: Sequence[str]) -> None:
@@ -75,7 +75,6 @@ def comparison(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.set_yticks(range(len(rows)), [row["run"] for row in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(f"test accuracy (%), {rows[0]['metric'].replace('_', ', ')}")
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -15,9 +15,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from ..runs.events import Evaluated, Evaluating, Event, Progressed, RoundBegun, RoundDone, Started, Warned
 from ..terminal import Console
 
-LONGEST_SILENCE = 30.0  # seconds without a line, where there is no terminal
-MEASURED = 3.0  # seconds of training before the time of the run is estimated: a first step takes longer than others
-WORTH_SAYING = 60.0  # seconds; nobody needs an estimate of a shorter run
+MAX_SILENCE = 30.0  # seconds without a line, where there is no terminal
+MIN_MEASURED = 3.0  # seconds of training before the time of the run is estimated: a first step takes longer than others
+MIN_ESTIMATE = 60.0  # seconds; nobody needs an estimate of a shorter run
+SHOWN = {
+    "loss_ssl": "ssl",
+    "loss_alignment": "alignment",
+    "spread": "spread",
+    "consensus_effective_rank": "consensus rank",
+}
 
 
 class RunView:
@@ -28,15 +34,15 @@ class RunView:
         console: Console,
         title: str,
         quiet: bool = False,
-        longest_silence: float = LONGEST_SILENCE,
+        max_silence: float = MAX_SILENCE,
         shorter: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`shorter` is how to try a shorter run, such as "--rounds 1". If it is given, a long run prints its time."""
         self.console, self.title, self.quiet = console, escape(title), quiet
-        self.longest_silence, self.last_line, self.doing = longest_silence, time.monotonic(), "starting"
+        self.max_silence, self.last_line, self.doing = max_silence, time.monotonic(), "starting"
         self.ended = threading.Event()
-        self.watch = threading.Thread(target=self._break_silence, daemon=True)
+        self.watch = threading.Thread(target=self._print_heartbeat, daemon=True)
         self.live = console.is_terminal and not quiet
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -71,28 +77,38 @@ class RunView:
     def __call__(self, event: Event) -> None:
         match event:
             case Started():
-                self._on_start(event)
+                self.total = event.rounds
+                self.rounds = self.bar.add_task(f"[bold]{self.title}", total=self.total, completed=event.round, note="")
+                if event.round:
+                    self._say(f"{self.title}: continuing after round {event.round} of {self.total}")
             case RoundBegun():
-                self._on_begin(event)
+                self.round, self.selected, self.done, self.doing = event.round, len(event.clients), {}, "training"
+                self._clear_clients()
             case Progressed():
                 self._on_progress(event)
             case Evaluating():
-                self._on_evaluating(event)
+                self.doing = f"probing on {event.split} images"
+                self._clear_clients()
+                if self.rounds is not None:
+                    self.bar.update(self.rounds, note=self.doing)
             case RoundDone():
                 self._on_round(event)
-            case Evaluated():
-                self._on_evaluation(event)
+            case Evaluated() if event.split == "validation" and event.mean and not self.live:
+                scores = "  ".join(f"{key} {value:.1f}" for key, value in event.mean.items())
+                self._say(f"{self.title}: validation after round {event.round}: {scores}")
             case Warned():
                 self._say(f"[yellow]warning[/] (round {event.round}): {escape(event.text)}")
+        if isinstance(event, Started | RoundDone | Evaluated) and event.round >= self.total:
+            self.doing = "finishing"
 
     def _say(self, text: str) -> None:
         if not self.quiet:
             self.bar.console.print(text, highlight=False, soft_wrap=True)
             self.last_line = time.monotonic()
 
-    def _break_silence(self) -> None:
-        while not self.ended.wait(max(0.0, self.last_line + self.longest_silence - time.monotonic())):
-            if time.monotonic() - self.last_line >= self.longest_silence:
+    def _print_heartbeat(self) -> None:
+        while not self.ended.wait(max(0.0, self.last_line + self.max_silence - time.monotonic())):
+            if time.monotonic() - self.last_line >= self.max_silence:
                 self._say(f"{self.title}: {self.still()}")
 
     def still(self) -> str:
@@ -102,17 +118,6 @@ class RunView:
             return f"still {self.doing}"
         clients = "  ".join(f"{name} {fraction:.0%}" for name, fraction in list(done.items())[:8])
         return f"still in round {self.round}/{self.total}: {clients}"
-
-    def _on_start(self, event: Started) -> None:
-        self.total = event.rounds
-        self._finish_after(event.round)
-        self.rounds = self.bar.add_task(f"[bold]{self.title}", total=self.total, completed=event.round, note="")
-        if event.round:
-            self._say(f"{self.title}: continuing after round {event.round} of {self.total}")
-
-    def _on_begin(self, event: RoundBegun) -> None:
-        self.round, self.selected, self.done, self.doing = event.round, len(event.clients), {}, "training"
-        self._clear_clients()
 
     def _on_progress(self, event: Progressed) -> None:
         name = event.client
@@ -129,54 +134,25 @@ class RunView:
         now, done = self.clock(), sum(self.done.values()) / self.selected
         self.first_step = now if self.first_step is None else self.first_step
         passed = now - self.first_step
-        if self.shorter is None or self.estimated or passed < MEASURED or not done:
+        if self.shorter is None or self.estimated or passed < MIN_MEASURED or not done:
             return
         self.estimated = True
         seconds = passed / done * (self.total - self.round + 1)
-        if seconds > WORTH_SAYING:
+        if seconds > MIN_ESTIMATE:
             hint = f"; {self.shorter} to try" if self.round == 1 < self.total else ""
             self._say(f"{self.title}: about {_duration(seconds)} for {_rounds(self.total - self.round + 1)}{hint}")
 
-    def _on_evaluating(self, event: Evaluating) -> None:
-        self._clear_clients()
-        self.doing = f"probing on {event.split} images"
-        if self.rounds is not None:
-            self.bar.update(self.rounds, note=self.doing)
-
     def _on_round(self, event: RoundDone) -> None:
-        parts = [f"round {event.round}/{self.total}"]
-        for key, label in (
-            ("loss_ssl", "ssl"),
-            ("loss_alignment", "alignment"),
-            ("spread", "spread"),
-            ("consensus_effective_rank", "consensus rank"),
-        ):
-            if key in event.figures:
-                parts.append(f"{label} {event.figures[key]:.3g}")
-        text = "  ".join(parts)
+        parts = [f"{label} {event.figures[key]:.3g}" for key, label in SHOWN.items() if key in event.figures]
         if self.rounds is not None and self.live:
-            self.bar.update(self.rounds, completed=max(0, event.round), note="  ".join(parts[1:]))
+            self.bar.update(self.rounds, completed=max(0, event.round), note="  ".join(parts))
         else:
+            text = "  ".join([f"round {event.round}/{self.total}", *parts])
             self._say(f"{self.title}: {text}  ({event.seconds:.1f} s)")
-        self._finish_after(event.round)
-        self._estimate(event)
-
-    def _estimate(self, event: RoundDone) -> None:
-        """Say after the first round how long the others will take, if that is long."""
-        left = (self.total - event.round) * event.seconds
         self.estimated |= event.round > 0  # a round may be shorter than the measurement
-        if event.round == 1 and left > 2 * WORTH_SAYING:
+        left = (self.total - event.round) * event.seconds
+        if event.round == 1 and left > 2 * MIN_ESTIMATE:
             self._say(f"{self.title}: about {_duration(left)} for the other {_rounds(self.total - 1)}")
-
-    def _on_evaluation(self, event: Evaluated) -> None:
-        if event.split == "validation" and event.mean and not self.live:
-            scores = "  ".join(f"{key} {value:.1f}" for key, value in event.mean.items())
-            self._say(f"{self.title}: validation after round {event.round}: {scores}")
-        self._finish_after(event.round)
-
-    def _finish_after(self, round: int) -> None:
-        if round >= self.total:
-            self.doing = "finishing"
 
     def _clear_clients(self) -> None:
         for task in self.clients.values():
@@ -186,7 +162,7 @@ class RunView:
 
 @contextmanager
 def progress(
-    console: Console, title: str, quiet: bool = False, longest_silence: float = LONGEST_SILENCE
+    console: Console, title: str, quiet: bool = False, max_silence: float = MAX_SILENCE
 ) -> Iterator[Callable[[float], None]]:
     """Show how far some work is: a bar, or without a terminal a line every 30 seconds. Pass it the completed part."""
     live, ended = console.is_terminal and not quiet, threading.Event()
@@ -195,7 +171,7 @@ def progress(
         task = bar.add_task(escape(title), total=1.0)
 
         def print_lines() -> None:
-            while not ended.wait(longest_silence):
+            while not ended.wait(max_silence):
                 console.print(f"{escape(title)}: {bar.tasks[0].completed:.0%}", highlight=False, soft_wrap=True)
 
         lines = threading.Thread(target=print_lines, daemon=True)

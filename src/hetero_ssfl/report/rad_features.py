@@ -1,6 +1,6 @@
 """The clients' features of the shared images (RAD): kernels, neighbours, maps and thumbnails.
 
-This module does not load encoders: a `FeatureReader` does that (use/rad_features.py).
+This module does not load encoders: a `FeatureReader` does that (use/encoders.py).
 """
 
 import base64
@@ -22,9 +22,9 @@ from ..kernels.factor import kernel_factor, spectrum
 from ..learning.features import nearest
 from ..runs.folder import RunFolder
 
-MOST_IMAGES = 512  # more would take minutes with large models and not show more
-MOST_CLIENTS = 24
-MOST_DIRECTIONS = 64
+MAX_IMAGES = 512  # more would take minutes with large models and not show more
+MAX_CLIENTS = 24
+MAX_DIRECTIONS = 64
 THUMBNAIL = 32
 
 Map = Literal["pca", "tsne"]
@@ -41,8 +41,7 @@ class RadFeatures:
 
     @cached_property
     def factors(self) -> list[Tensor]:
-        plain = AlignmentConfig(power=1.0)
-        return [kernel_factor(z, plain) for z in self.features]
+        return [kernel_factor(z, AlignmentConfig(power=1.0)) for z in self.features]
 
     @cached_property
     def kernels(self) -> list[Tensor]:
@@ -54,13 +53,13 @@ class RadFeatures:
 
     def spectrum(self) -> list[float]:
         """Return the fraction of each direction in the mean kernel, largest first."""
-        fractions: list[float] = spectrum(torch.cat(self.factors, dim=1))[:MOST_DIRECTIONS].tolist()
+        fractions: list[float] = spectrum(torch.cat(self.factors, dim=1))[:MAX_DIRECTIONS].tolist()
         return fractions
 
     @cached_property
     def mutual_cka(self) -> list[list[float]]:
-        found: list[list[float]] = mutual_cka(self.features).tolist()
-        return found
+        matrix: list[list[float]] = mutual_cka(self.features).tolist()
+        return matrix
 
     def neighbours(self, count: int) -> list[Tensor]:
         """Return for each client and image the nearest other images by cosine, nearest first."""
@@ -68,7 +67,7 @@ class RadFeatures:
 
     def shared_neighbours(self, count: int) -> float | None:
         """Return how many neighbours of an image two clients have in common on average; None for one client."""
-        sets = [[set(row) for row in found.tolist()] for found in self.neighbours(count)]
+        sets = [[set(row) for row in near.tolist()] for near in self.neighbours(count)]
         common = [
             len(a & b)
             for i, first in enumerate(sets)
@@ -82,22 +81,18 @@ FeatureReader = Callable[[RunFolder, bool], RadFeatures]
 """Returns the features of a run's encoders, trained or untrained. Raises HeteroSSFLError if they are not available."""
 
 
-def shown_rows(count: int, most: int = MOST_IMAGES) -> list[int]:
-    """Return all row numbers, or `most` of them at equal distances."""
-    return [int(k) for k in np.linspace(0, count - 1, min(count, most)).round()]
-
-
-def rad_of(folder: RunFolder) -> Tensor:
-    return folder.rad()[0]
+def shown_rows(count: int, limit: int = MAX_IMAGES) -> list[int]:
+    """Return all row numbers, or `limit` of them at equal distances."""
+    return [int(k) for k in np.linspace(0, count - 1, min(count, limit)).round()]
 
 
 def left_out(clients: int, rows: int) -> str:
     """Return a sentence about clients and RAD rows that are left out, or an empty string."""
-    found = [
-        f"the first {MOST_CLIENTS} of {clients} clients" if clients > MOST_CLIENTS else "",
-        f"{MOST_IMAGES} of {rows} rows of the RAD at equal distances" if rows > MOST_IMAGES else "",
+    limits = [
+        f"the first {MAX_CLIENTS} of {clients} clients" if clients > MAX_CLIENTS else "",
+        f"{MAX_IMAGES} of {rows} rows of the RAD at equal distances" if rows > MAX_IMAGES else "",
     ]
-    return f"This section and the next three use {' and '.join(filter(None, found))}." if any(found) else ""
+    return f"This section and the next three use {' and '.join(filter(None, limits))}." if any(limits) else ""
 
 
 def plane(kernel: Tensor, kind: Map) -> tuple[list[tuple[float, float]], str]:

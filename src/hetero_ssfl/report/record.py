@@ -1,15 +1,74 @@
-"""The sections about costs, faults and how to repeat a run."""
+"""The sections about privacy, studies, costs, faults and how to repeat a run."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from ..config import differences, flat
-from . import svg
-from .blocks import WORDS, Block, Code, Figure, Figures, Folded, Rows, Section, Text
-from .reported_run import ReportedRun, without_folders
-from .status import duration
-from .wording import MOST_ROWS, bytes_of, legend, volume
+from ..runs.events import ClientTrained, RoundDone
+from ..runs.schema import StudyPlot, StudySection
+from . import charts
+from .blocks import TEXT, Block, Figure, Figures, Folded, Rows, Section, Text
+from .reported_run import MAX_ROWS, ReportedRun, legend
+from .tables import duration, volume, without_folders
+
+# --- privacy and studies ---------------------------------------------------------------------------
+
+
+def privacy(runs: Sequence[ReportedRun]) -> list[Section]:
+    """Return what runs with a privacy budget have spent, or nothing if none of the runs has noise."""
+    rows = []
+    for run in runs:
+        noise, spent = run.result.config.privacy, run.server_series("epsilon")
+        if noise.epsilon is not None and spent:
+            last, epsilon = spent[-1]
+            settings = [f"{noise.epsilon:g}", f"{noise.delta:g}", str(last + 1), f"{noise.clip:g}"]
+            seen = "sums (secure)" if noise.secure else "each contribution"
+            rows.append([run.label, f"{epsilon:.3g}", *settings, seen])
+    intro = (
+        "The noise hides the whole of what one client contributed in all rounds together. Accuracies of probes and the "
+        "clients' own models have no noise. A client that was asked for a round twice has spent more: its own count is "
+        "in the card of its model. docs/privacy.md explains the guarantee."
+    )
+    head = ["run", "epsilon spent", "of", "delta", "contributions of a client", "largest norm", "noise added to"]
+    return [Section("privacy", "Privacy budget", intro, [Rows("Spent so far", head, rows, TEXT)])] if rows else []
+
+
+def studies(runs: Sequence[ReportedRun]) -> list[Section]:
+    """Return the sections that studies (`hetero-ssfl audit`, `theory`, or your own) left in the run folders.
+
+    A study writes NAME.json with a key "section" (`StudySection` in runs/schema.py): tables, plots and notes as data.
+    """
+    sections: dict[str, Section] = {}
+    for run in runs:
+        for name, study in run.folder.read_sections().items():
+            before = sections.get(name, Section(name, study.title, study.intro))
+            blocks = [*before.blocks, *_study(run.label, study)]
+            sections[name] = Section(name, before.title, before.intro, blocks)
+    return list(sections.values())
+
+
+def _study(label: str, section: StudySection) -> Iterator[Block]:
+    first, *others = section.tables
+    yield Rows(f"{label}: {first.caption}", first.head, first.rows)
+    yield from map(Text, section.notes)
+    if section.plots:
+        yield Figures([_plot(plot) for plot in section.plots])
+    yield from (Rows(f"{label}: {table.caption}", table.head, table.rows) for table in others)
+    yield from (Folded(title, [Text(text) for text in texts]) for title, texts in section.folded.items())
+
+
+def _plot(plot: StudyPlot) -> Figure:
+    """Draw one mark per value; a second mark shows the limit of chance."""
+    lines = []
+    for name, value in plot.values.items():
+        marks = [("c0", value, f"{name}: {value:.3g}")]
+        marks += [] if plot.limit is None else [("c1", plot.limit, f"95 % of random guesses: at most {plot.limit:.3g}")]
+        lines.append((name, marks))
+    note = "" if plot.limit is None else "Square: 95 % of random guesses are below."
+    return Figure(plot.title, charts.dot_plot(lines, plot.title, f"{plot.title} for each view"), note)
+
 
 # --- costs and faults ------------------------------------------------------------------------------
 
@@ -21,10 +80,10 @@ def costs(runs: Sequence[ReportedRun]) -> Section:
     if figures:
         blocks = [*legend(runs), Figures(figures), *blocks]
     last = runs[-1]
-    up, down = (bytes_of(last, key) for key in ("bytes_up", "bytes_down"))
+    up, down = last.bytes_of("bytes_up"), last.bytes_of("bytes_down")
     if any(up.values()) or any(down.values()):
-        table = [[c, volume(up.get(c, 0)), volume(down.get(c, 0))] for c in last.clients[:MOST_ROWS]]
-        more = f", the first {MOST_ROWS} of {len(last.clients)}" if len(last.clients) > MOST_ROWS else ""
+        table = [[c, volume(up.get(c, 0)), volume(down.get(c, 0))] for c in last.clients[:MAX_ROWS]]
+        more = f", the first {MAX_ROWS} of {len(last.clients)}" if len(last.clients) > MAX_ROWS else ""
         blocks.append(Folded("Bytes of each client", [Rows(last.label + more, ["client", "up", "down"], table)]))
     intro = "Bytes are payload, without the transport protocol."
     if all(run.method and not run.method.averages_weights for run in runs):
@@ -36,73 +95,75 @@ def _traffic(runs: Sequence[ReportedRun]) -> Figure:
     lines = []
     for run in runs:
         for key, style, way in (("bytes_up", run.style, "up"), ("bytes_down", f"{run.style} dashed", "down")):
-            sums: dict[int, float] = {}
-            for points in run.series(key).values():
-                for number, count in points:
-                    sums[number] = sums.get(number, 0.0) + count
-            if any(sums.values()):
-                named = [(r, b / 1e6, f"{run.label}, round {r}, {way}: {volume(b)}") for r, b in sorted(sums.items())]
-                lines.append(svg.Line(style, named))
-    drawing = svg.line_chart(lines, "round", "Megabytes sent in each round by and to all clients")
+            sums: Counter[int] = Counter()
+            for event in run.events_of(ClientTrained):
+                sums[event.round] += getattr(event, key) or 0
+            points = [(r, b / 1e6, f"{run.label}, round {r}, {way}: {volume(b)}") for r, b in sorted(sums.items())]
+            lines += [charts.Line(style, points)] if any(sums.values()) else []
+    drawing = charts.line_chart(lines, "round", "Megabytes sent in each round by and to all clients")
     return Figure("MB per round, all clients", drawing, "Solid: up to the server. Dashed: down to the clients.")
 
 
 def _seconds(runs: Sequence[ReportedRun]) -> Figure:
     lines = [
-        svg.Line(run.style, [(r, s, f"{run.label}, round {r}: {s:.1f} s") for r, s in run.server_series("seconds")])
+        charts.Line(run.style, [(r, s, f"{run.label}, round {r}: {s:.1f} s") for r, s in run.server_series("seconds")])
         for run in runs
     ]
-    drawing = svg.line_chart(lines, "round", "Seconds that each round took")
+    drawing = charts.line_chart(lines, "round", "Seconds that each round took")
     return Figure("Seconds per round", drawing, "From broadcast to saved state, including evaluation if there is one.")
 
 
 def _cost_row(run: ReportedRun) -> list[str]:
-    up, down = (sum(bytes_of(run, key).values()) for key in ("bytes_up", "bytes_down"))
-    replies = sum(event.bytes_up is not None for event in run.trained)
-    trained = [seconds for number, seconds in run.server_series("seconds") if number > 0]
+    up, down = (sum(run.bytes_of(key).values()) for key in ("bytes_up", "bytes_down"))
+    replies = sum(event.bytes_up is not None for event in run.events_of(ClientTrained))
+    trained = [event.seconds for event in run.events_of(RoundDone) if event.round > 0]
     return [
         run.label,
         volume(up),
         volume(down),
         volume(up / replies) if replies else "-",
         str(run.rounds_done),
-        duration(sum(seconds for _, seconds in run.server_series("seconds"))),
+        duration(run.seconds),
         f"{median(trained):.1f} s" if trained else "-",
     ]
 
 
 def faults(runs: Sequence[ReportedRun]) -> Section:
     title = "Faults and exclusions"
-    found = [(run, fault) for run in runs for fault in run.faults()]
-    if not found:
+    rows = [
+        [run.label, str(number), who, what, without_folders(why)]
+        for run in runs
+        for number, who, what, why in run.faults()
+    ]
+    if not rows:
         return Section("faults", title, "None: every reply was used, no client was away, and there were no warnings.")
-    rows = [[run.label, str(number), who, what, without_folders(words)] for run, (number, who, what, words) in found]
-    counts: dict[str, int] = {}
-    for _, (_, _, what, _) in found:
-        counts[what] = counts.get(what, 0) + 1
+    counts = Counter(what for _, _, _, what, _ in rows)
     intro = "Total: " + ", ".join(f"{what} {number}" for what, number in counts.items()) + "."
-    if len(rows) > MOST_ROWS:
-        intro += f" The first {MOST_ROWS} of {len(rows)} are listed; events.jsonl has all."
+    if len(rows) > MAX_ROWS:
+        intro += f" The first {MAX_ROWS} of {len(rows)} are listed; events.jsonl has all."
     head = ["run", "round", "who", "what", "why"]
-    return Section("faults", title, intro, [Rows("What happened, in order", head, rows[:MOST_ROWS], WORDS)])
+    return Section("faults", title, intro, [Rows("What happened, in order", head, rows[:MAX_ROWS], TEXT)])
 
 
 # --- how to repeat it ------------------------------------------------------------------------------
 
 
 def repeat(runs: Sequence[ReportedRun]) -> Section:
+    settings = [flat(run.result.config.model_dump(mode="json")) for run in runs]
+    keys = list(dict.fromkeys(key for one in settings for key in one))
+    rows = [[key, *[without_folders(str(one.get(key, "-"))) for one in settings]] for key in keys]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
     blocks: list[Block] = []
-    differing = _differences(runs)
-    if differing:
-        blocks.append(Rows("Settings that differ", ["setting", *[run.label for run in runs]], differing, WORDS))
+    if rows:
+        blocks.append(Rows("Settings that differ", ["setting", *[run.label for run in runs]], rows, TEXT))
     for run in runs:
         about = run.folder.read_json("environment.json")
         inner: list[Block] = [
             Text("It was started with this command (absolute paths are shortened to their last part):"),
-            Code(without_folders(str(about.get("command") or "not recorded"))),
+            Text(without_folders(str(about.get("command") or "not recorded")), code=True),
             *_changes(run),
             Text(_again(run)),
-            Code(without_folders(run.result.config.to_toml())),
+            Text(without_folders(run.result.config.to_toml()), code=True),
             _versions(run, about),
         ]
         blocks.append(Folded(f"{run.label}: command, settings, versions, machine", inner))
@@ -110,25 +171,25 @@ def repeat(runs: Sequence[ReportedRun]) -> Section:
     return Section("repeat", "How to repeat it", intro, blocks)
 
 
-def _changes(run: ReportedRun) -> list[Block]:
+def _changes(run: ReportedRun) -> Iterator[Block]:
     """Say which settings changed within the run, and after which round."""
-    configs = [config for _, config in run.folder.earlier] + [run.result.config]
-    found = []
-    for (number, before), after in zip(run.folder.earlier, configs[1:], strict=True):
+    earlier = run.folder.read_earlier()
+    configs = [config for _, config in earlier] + [run.result.config]
+    for (number, before), after in zip(earlier, configs[1:], strict=True):
         changed = ", ".join(f"{key} = {value}" for key, value in differences(before, after).items())
-        found.append(Text(f"Its settings changed after round {number}: {changed}."))
-    return list(found)
+        yield Text(f"Its settings changed after round {number}: {changed}.")
 
 
 def _again(run: ReportedRun) -> str:
     """Say how to repeat the run from its settings; the clients' own parts are not in the page."""
-    if run.folder.site == "python":
+    facts = run.folder.read_facts()
+    if facts.site == "python":
         return "Its clients were passed from Python. Call federate(...) again with the same clients, RAD and settings:"
-    if run.folder.elsewhere:
+    if facts.elsewhere:
         return (
             "Its participants were on other machines. To repeat it with them, save these settings as federation.toml:"
         )
-    more = " --node NODE.toml, with --node for each participant" if run.folder.site == "nodes" else ""
+    more = " --node NODE.toml, with --node for each participant" if facts.site == "nodes" else ""
     return f"Or save these settings as settings.toml and start: hetero-ssfl run settings.toml{more}"
 
 
@@ -142,14 +203,4 @@ def _versions(run: ReportedRun, about: Mapping[str, Any]) -> Rows:
         "images skipped as unreadable": run.result.facts.get("skipped_images", 0),
     }
     rows = [[str(key), str(value)] for key, value in facts.items() if value is not None]
-    return Rows("Recorded when the run started", ["what", "value"], rows, WORDS)
-
-
-def _differences(runs: Sequence[ReportedRun]) -> list[list[str]]:
-    everyones = [flat(run.result.config.model_dump(mode="json")) for run in runs]
-    keys = list(dict.fromkeys(key for settings in everyones for key in settings))
-    return [
-        [key, *[without_folders(str(settings.get(key, "-"))) for settings in everyones]]
-        for key in keys
-        if len({str(settings.get(key)) for settings in everyones}) > 1
-    ]
+    return Rows("Recorded when the run started", ["what", "value"], rows, TEXT)

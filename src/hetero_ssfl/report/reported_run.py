@@ -1,22 +1,28 @@
 """A run as a page needs it: the content of its folder, finished or not, with a label and a colour."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ConfigError, RunError
 from ..methods import Method, method_class
 from ..plugins import is_trusted
-from ..runs.events import ClientTrained, Evaluated, Event, KernelsSeen, RoundDone, is_number, never_trained
+from ..runs.events import ClientTrained, Evaluated, Event, RoundDone, is_number, never_trained
 from ..runs.folder import RunFolder
-from .rad_features import are_pictures, rad_of
-from .tables import Result
+from . import charts
+from .blocks import Block, Legend
+from .rad_features import are_pictures
+from .tables import Result, metric_names
 
 STYLES = 8  # colours of the style sheet, c0 to c7; c0 is reserved for the last run
-ABSOLUTE_PATH = re.compile(r"(?<![\w.\-:/])/(?:[^\s/'\"]+/)+([^\s/'\"]+)")
+UNTRAINED = "cu"
+MAX_ROWS = 100  # of a table
+
+E = TypeVar("E", bound=Event)
+Series = dict[str, list[tuple[int, float]]]
+"""The values of a metric over the rounds, by client."""
 
 
 @dataclass(frozen=True)
@@ -30,28 +36,17 @@ class ReportedRun:
     def folder(self) -> RunFolder:
         return self.result.folder
 
-    @property
-    def finished(self) -> bool:
-        return self.folder.finished
-
     @cached_property
     def clients(self) -> list[str]:
         """All clients in the events, results or facts."""
-        seen = {event.client for event in self.trained} | set(self.result.results["clients"])
+        seen = {event.client for event in self.events_of(ClientTrained)} | set(self.result.results["clients"])
         return sorted(seen | set(self.result.facts.get("holdings", {})))
 
     @cached_property
     def models(self) -> dict[str, dict[str, Any]]:
         """The encoder of each client, as far as it is known."""
-        status = self.folder.path / "status.json"
-        nodes = self.folder.read_json("status.json").get("nodes", {}) if status.exists() else {}
-        found = {}
-        for client in self.clients:
-            try:
-                found[client] = self.result.model(client)
-            except RunError:  # not finished, or the model is on the client's own machine
-                found[client] = nodes.get(client, {})
-        return found
+        models, nodes = self.result.results.get("models", {}), self.folder.read_status().get("nodes", {})
+        return {client: models.get(client) or nodes.get(client, {}) for client in self.clients}
 
     def encoder(self, client: str) -> str:
         return str(self.models.get(client, {}).get("encoder") or "")
@@ -64,7 +59,7 @@ class ReportedRun:
     def things(self) -> str:
         """The word for the data: images, or samples if they are not known to be images."""
         try:
-            known = self.folder.site != "python" or are_pictures(rad_of(self.folder))
+            known = self.result.facts["site"] != "python" or are_pictures(self.folder.rad()[0])
             return "images" if known else "samples"
         except RunError:
             return "samples"
@@ -78,69 +73,67 @@ class ReportedRun:
         except ConfigError:
             return None
 
-    @cached_property
-    def trained(self) -> list[ClientTrained]:
-        return [event for event in self.events if isinstance(event, ClientTrained)]
-
-    @cached_property
-    def rounds(self) -> list[RoundDone]:
-        return [event for event in self.events if isinstance(event, RoundDone)]
-
-    @cached_property
-    def kernels(self) -> list[KernelsSeen]:
-        return [event for event in self.events if isinstance(event, KernelsSeen)]
+    def events_of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
 
     @property
     def rounds_done(self) -> int:
-        return max((event.round for event in self.rounds), default=0)
+        return max((event.round for event in self.events_of(RoundDone)), default=0)
 
     @property
     def untrained(self) -> dict[str, dict[str, float]]:
-        found: dict[str, dict[str, float]] = self.result.results.get("untrained") or {}
-        return found
+        scores: dict[str, dict[str, float]] = self.result.results.get("untrained") or {}
+        return scores
 
-    def series(self, key: str) -> dict[str, list[tuple[int, float]]]:
-        """Return a figure over the rounds for each client that has it; prefix `validation:` for probes."""
-        found: dict[str, list[tuple[int, float]]] = {}
-        for number, client, figures in self._figures(key.startswith("validation:")):
-            value = figures.get(key.removeprefix("validation:"))
-            if is_number(value):
-                found.setdefault(client, []).append((number, float(value)))
-        return found
+    def client_series(self, key: str) -> Series:
+        """Return what the clients report, or the bytes that they send and receive."""
+        return _series(key, [(event.round, {event.client: event.to_json()}) for event in self.events_of(ClientTrained)])
 
-    def _figures(self, probes: bool) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
-        if probes:
-            for event in _validations(self.events):
-                yield from ((event.round, client, scores) for client, scores in event.clients.items())
-        else:
-            yield from ((event.round, event.client, event.to_json()) for event in self.trained)
+    def validation_series(self, metric: str) -> Series:
+        return _series(metric, [(event.round, event.clients) for event in _validations(self.events)])
 
     def server_series(self, key: str) -> list[tuple[int, float]]:
-        found = [(event.round, event.to_json().get(key)) for event in self.rounds]
-        return [(number, float(value)) for number, value in found if is_number(value)]
+        return _series(key, [(event.round, {"": event.to_json()}) for event in self.events_of(RoundDone)]).get("", [])
 
     @property
-    def client_figures(self) -> list[str]:
-        """Names of the figures that the clients report."""
-        return sorted({key for event in self.trained for key in event.figures})
+    def client_metrics(self) -> set[str]:
+        """Names of the metrics that the clients report."""
+        return {key for event in self.events_of(ClientTrained) for key in event.figures}
+
+    def bytes_of(self, key: str) -> dict[str, float]:
+        return {client: sum(count for _, count in points) for client, points in self.client_series(key).items()}
+
+    @property
+    def seconds(self) -> float:
+        return sum(value for _, value in self.server_series("seconds"))
 
     def faults(self) -> list[tuple[int, str, str, str]]:
         """Return (round, who, what happened, reason) for each fault."""
-        found = []
+        faults = []
         for event in self.events:
             if isinstance(event, ClientTrained) and event.excluded:
-                found.append((event.round, event.client, "left out", str(event.excluded)))
+                faults.append((event.round, event.client, "left out", event.excluded))
             if isinstance(event, ClientTrained) and event.warning:
-                found.append((event.round, event.client, "warning", str(event.warning)))
+                faults.append((event.round, event.client, "warning", event.warning))
             if isinstance(event, RoundDone) and event.away:
-                found.append((event.round, ", ".join(map(str, event.away)), "away", "not connected in this round"))
+                faults.append((event.round, ", ".join(event.away), "away", "not connected in this round"))
         if self.result.never_trained:
             why = "no round selected them, or all their replies were left out: they are not part of the means"
-            found.append((self.rounds_done, ", ".join(self.result.never_trained), "never trained", why))
-        absent = ", ".join(map(str, self.result.results.get("absent", [])))
+            faults.append((self.rounds_done, ", ".join(self.result.never_trained), "never trained", why))
+        absent = ", ".join(self.result.results.get("absent", []))
         if absent:
-            found.append((self.rounds_done, absent, "absent", "left before the end: the final figures are unknown"))
-        return found
+            faults.append((self.rounds_done, absent, "absent", "left before the end: the final metrics are unknown"))
+        return faults
+
+
+def _series(key: str, rounds: Sequence[tuple[int, Mapping[str, Mapping[str, Any]]]]) -> Series:
+    series: Series = {}
+    for number, clients in rounds:
+        for client, values in clients.items():
+            value = values.get(key)
+            if is_number(value):
+                series.setdefault(client, []).append((number, float(value)))
+    return series
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
@@ -152,17 +145,16 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
             raise RunError(f"'{paths[place]}' is listed twice. List each run once.")
     all_finished = all(folder.finished for folder in folders)
     styles = [f"c{1 + k % (STYLES - 1)}" for k in range(len(folders) - 1)] + ["c0"]
-    labels = short_names(resolved)
     return [
         ReportedRun(label, style, Result.read(folder) if all_finished else _so_far(folder), folder.events())
-        for label, style, folder in zip(labels, styles, folders, strict=True)
+        for label, style, folder in zip(short_names(resolved), styles, folders, strict=True)
     ]
 
 
 def _so_far(folder: RunFolder) -> Result:
     """Return the newest validation results, for comparing runs that are not all finished."""
     events = folder.events()
-    probes = list(_validations(events))
+    probes = _validations(events)
     first = probes[0].clients if probes and probes[0].round == 0 else {}
     results: dict[str, Any] = {"clients": probes[-1].clients if probes else {}, "untrained": first, "mean": {}}
     if probes and probes[-1].round > 0:
@@ -170,11 +162,28 @@ def _so_far(folder: RunFolder) -> Result:
     if folder.finished:
         finished = folder.read_json("results.json")
         results |= {key: finished[key] for key in ("models", "absent") if key in finished}
-    return Result(folder, folder.config, folder.read_json("facts.json"), results)
+    return Result(folder, folder.read_config(), folder.read_json("facts.json"), results)
 
 
-def _validations(events: Sequence[Event]) -> Iterator[Evaluated]:
-    yield from (event for event in events if isinstance(event, Evaluated) and event.split == "validation")
+def _validations(events: Sequence[Event]) -> list[Evaluated]:
+    return [event for event in events if isinstance(event, Evaluated) and event.split == "validation"]
+
+
+def metric_of(runs: Sequence[ReportedRun]) -> str | None:
+    """Return the accuracy that the page shows: that of the linear probe on all classes, if there is one."""
+    known = sorted({name for run in runs for name in metric_names(run.result)})
+    return "linear_all" if "linear_all" in known else next(iter(known), None)
+
+
+def legend(runs: Sequence[ReportedRun], untrained: bool = False) -> list[Block]:
+    """Return a legend, or nothing if there is only one entry."""
+    entries = [(UNTRAINED, "untrained")] * untrained + [(run.style, run.label) for run in runs]
+    swatches = [
+        charts.tag("svg", charts.mark(style, 7, 7, label), viewBox="0 0 14 14", class_="swatch", aria_hidden="true")
+        for style, label in entries
+    ]
+    labels = [label for _, label in entries]
+    return [Legend(list(zip(swatches, labels, strict=True)))] if len(entries) > 1 else []
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
@@ -184,8 +193,3 @@ def short_names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [str(path) for path in paths]
-
-
-def without_folders(text: str) -> str:
-    """Shorten absolute paths to their last part, because pages are sent to other people."""
-    return ABSOLUTE_PATH.sub(r"\1", text)

@@ -1,19 +1,27 @@
-"""The sections about results. If a run lacks something, its section says so."""
+"""The sections about results: the runs, accuracy, and curves over the rounds."""
 
 from collections.abc import Mapping, Sequence
 from statistics import mean
-from typing import Any
 
-from . import svg
-from .blocks import Block, Figure, Figures, Folded, Rows, Section
-from .reported_run import ReportedRun, without_folders
-from .status import duration
-from .tables import Result, compare_rows, metric_names, spread
-from .wording import MOST_ROWS, UNTRAINED, bytes_of, legend, metric_words, names_of, probed_on, volume
+from . import charts
+from .blocks import TEXT, Block, Figure, Figures, Folded, Rows, Section
+from .reported_run import MAX_ROWS, UNTRAINED, ReportedRun, Series, legend
+from .tables import (
+    COMPARED,
+    compare_cells,
+    compare_rows,
+    duration,
+    metric_names,
+    number,
+    signed,
+    spread,
+    volume,
+    without_folders,
+)
 
-MOST_DRAWN = 30
-MOST_CURVES = 12
-FIGURES = {
+MAX_DRAWN = 30  # clients in a chart
+MAX_CURVES = 12
+CLIENT_METRICS = {
     "loss_ssl": "loss on own {things}",
     "loss_alignment": "alignment loss, 0 is full agreement",
     "effective_rank": "effective rank of a client's kernel",
@@ -21,301 +29,250 @@ FIGURES = {
     "batch_rank": "effective rank within a batch",
     "drift": "distance that training moved the encoder",
 }
-SERVER_FIGURES = {
+SERVER_METRICS = {
     "consensus_effective_rank": "effective rank of the consensus",
     "consensus_lost_share": "fraction of the mean kernel that is not sent",
 }
 
 
+PROBES = {"linear": "linear probe", "knn": "nearest neighbours", "finetune": "fine-tuned"}
+CLASSES = {"all": "all classes", "own": "own classes"}
+
+
+def plain_metric(metric: str) -> str:
+    return ", ".join({**PROBES, **CLASSES}.get(part, part) for part in metric.split("_"))
+
+
 # --- the top of the page ---------------------------------------------------------------------------
 
 
-def summary(runs: Sequence[ReportedRun], metric: str | None) -> list[str]:
-    """Return sentences about the runs, their data and the result."""
-    last = runs[-1]
-    config = last.result.config
-    encoders = {last.encoder(client) for client in last.clients} - {""}
-    who = _count(len(last.clients), "client")
-    who += f" with {len(encoders)} different encoders" if len(encoders) > 1 else " with the same encoder"
-    data = f"images of {without_folders(config.data.source)}"
-    if last.folder.site != "simulated":
-        data = f"{last.things} of their own"
-    seeds = ", ".join(map(str, sorted({run.result.config.seed for run in runs})))
-    span = f"{_count(config.rounds, 'round')}, seed {seeds}"
-    if len(runs) == 1:
-        how = f"trained with {config.method}"
-        labels = "" if last.method is None else "labeled " if last.method.needs_labels else "unlabeled "
-        sentences = [f"{who} {how}. They trained on {labels}{data} for {span}."]
-    else:
-        named = ", ".join(f"{run.label} ({run.result.config.method})" for run in runs)
-        sentences = [f"{_count(len(runs), 'run')} are compared: {named}. {who}, {data}, {span}."]
-    sentences += _outcome(runs, metric)
-    for run in runs:
-        if not run.finished:
-            sentences.append(
-                f"{run.label} is not finished: {run.rounds_done} of {_count(run.result.config.rounds, 'round')} done."
-            )
-    for run in runs:
-        if run.result.never_trained:
-            left, everyone = len(run.result.never_trained), _count(len(run.result.results["clients"]), "client")
-            sentences.append(f"{run.label}: {left} of {everyone} never trained and are not part of the means.")
-    lost = sum(what == "left out" for run in runs for _, _, what, _ in run.faults())
-    if lost:
-        sentences.append(
-            f"{_count(lost, 'reply', 'replies')} {'was' if lost == 1 else 'were'} left out: see Faults and exclusions."
-        )
-    return sentences
+def summary(runs: Sequence[ReportedRun], metric: str | None) -> Rows:
+    """Return a table with a column per run and a row per fact."""
+    columns = [_facts(run, runs, metric) for run in runs]
+    keys = list(dict.fromkeys(key for facts in columns for key in facts))
+    rows = [[key, *[facts.get(key, "-") for facts in columns]] for key in keys]
+    return Rows("The runs of this page", ["", *[run.label for run in runs]], rows, TEXT)
 
 
-def _outcome(runs: Sequence[ReportedRun], metric: str | None) -> list[str]:
+def _facts(run: ReportedRun, runs: Sequence[ReportedRun], metric: str | None) -> dict[str, str]:
+    config, result = run.result.config, run.result
+    simulated = result.facts["site"] == "simulated"
+    data = f"images of {without_folders(config.data.source)}" if simulated else f"{run.things} of their own"
+    labels = "" if run.method is None else "labeled " if run.method.needs_labels else "unlabeled "
+    facts = {
+        "method": config.method,
+        "clients": str(len(run.clients)),
+        "different encoders": str(len({run.encoder(client) for client in run.clients} - {""}) or "-"),
+        "trained on": labels + data,
+        "rounds done": f"{run.rounds_done} of {config.rounds}",
+        "seed": str(config.seed),
+    }
+    left_out = sum(what == "left out" for _, _, what, _ in run.faults())
+    if left_out:
+        facts["replies left out"] = str(left_out)
+    if result.never_trained:
+        facts["clients that never trained"] = f"{len(result.never_trained)} of {len(result.results['clients'])}"
     if metric is None:
-        return ["There are no labels, so accuracy cannot be measured."]
-    last, base = runs[-1].result, _baseline(runs)
-    scores = last.scores(metric)
-    if not scores:
-        return []
-    words = f"With {runs[-1].label} the" if len(runs) > 1 else "The"
-    words += f" mean accuracy is {mean(scores):.1f} % on {probed_on(runs)} ({metric_words(metric)})"
-    pairs = [(last.trained_score(c, metric), base.get(c, {}).get(metric)) for c in last.results["clients"]]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    if not known:
-        return [words + "."]
-    gain, start = mean(a - b for a, b in known), mean(b for _, b in known)
-    than = "untrained" if len(runs) == 1 else runs[0].label
-    side, better = "below" if gain < 0 else "above", sum(a > b for a, b in known)
-    words += f", {abs(gain):.1f} points {side} {than} ({start:.1f} %)"
-    return [f"{words}; better for {better} of {_count(len(known), 'client')}."]
+        return {**facts, "mean accuracy": "unknown: the data have no labels, or the run has not been evaluated"}
+    base, name = _baseline(runs)
+    pairs = [(result.trained_score(client, metric), base.get(client, {}).get(metric)) for client in run.clients]
+    gains = [score - start for score, start in pairs if score is not None and start is not None]
+    facts["mean accuracy"] = f"{_percent(result.scores(metric))} ({plain_metric(metric)}, {_split(runs)} {run.things})"
+    if gains and run.label != name:
+        better = f"higher for {sum(gain > 0 for gain in gains)} of {len(gains)} clients"
+        facts[f"difference to {name}"] = f"{signed(mean(gains))}, {better}"
+    return facts
 
 
-def key_figures(runs: Sequence[ReportedRun], metric: str | None) -> list[tuple[str, str, str]]:
-    """Return (style, figure, description) for the cards under the summary."""
-    cards = []
+def key_metrics(runs: Sequence[ReportedRun], metric: str | None) -> list[tuple[str, str, str]]:
+    """Return (style, value, description) for the cards at the top."""
+    cards, last = [], runs[-1]
     if metric:
-        if runs[-1].untrained:
-            cards.append((UNTRAINED, _percent(_column(runs[-1].untrained, metric)), "untrained"))
-        for run, name in list(zip(runs, names_of(runs), strict=True))[-5:]:
-            cards.append((run.style, _percent(run.result.scores(metric)), name))
-    last = runs[-1]
-    up, down = (sum(bytes_of(last, key).values()) for key in ("bytes_up", "bytes_down"))
-    cards.append(("", volume(up + down), "sent in total, up and down" + (f", {last.label}" if len(runs) > 1 else "")))
-    seconds = sum(value for _, value in last.server_series("seconds"))
-    return [*cards, ("", duration(seconds), "in rounds" + (f", {last.label}" if len(runs) > 1 else ""))]
+        if last.untrained:
+            cards.append((UNTRAINED, _percent(_column(last.untrained, metric)), "untrained"))
+        cards += [(run.style, _percent(run.result.scores(metric)), run.label) for run in runs[-5:]]
+    sent = sum(sum(last.bytes_of(key).values()) for key in ("bytes_up", "bytes_down"))
+    cards.append(("", volume(sent), f"sent in total, up and down, {last.label}"))
+    return [*cards, ("", duration(last.seconds), f"in rounds, {last.label}")]
 
 
 # --- accuracy --------------------------------------------------------------------------------------
 
 
 def accuracy(runs: Sequence[ReportedRun], metric: str | None) -> Section:
-    title = "Accuracy and classes of each client"
-    held = _holdings(runs)
+    title, last, holdings = "Accuracy and classes of each client", runs[-1], _holdings(runs)
     if metric is None:
-        reason = "There are no accuracies: the data have no labels, or the run has not been evaluated."
-        blocks: list[Block] = [Figures(held, "large")] if held else []
-        return Section(
-            "accuracy", title, reason if held else f"{reason} The classes of the clients are not known either.", blocks
-        )
-    last, base = runs[-1], _baseline(runs)
+        intro = "There are no accuracies: the data have no labels, or the run has not been evaluated."
+        return Section("accuracy", title, intro, [Figures(holdings, "large")] if holdings else [])
     clients = [c for c in last.clients if any(run.result.score(c, metric) is not None for run in runs)]
-    marks = {client: _marks(runs, client, metric) for client in clients}
-    averages = [(UNTRAINED, _column(last.untrained, metric), "untrained")] if last.untrained else []
-    averages += [(run.style, run.result.scores(metric), run.label) for run in runs]
-    means = [(style, mean(values), f"mean, {label}: {mean(values):.1f}") for style, values, label in averages if values]
-    drawn = [(last.name(client), marks[client]) for client in clients[:MOST_DRAWN]]
-    words = f"accuracy (%), {metric_words(metric)}"
-    label = f"Accuracy of each client. {'; '.join(text for _, _, text in means)}."
-    drawing = svg.dot_plot([*drawn, ("mean over clients", means)], words, label)
-    evaluation = last.result.config.evaluation
-    given = f" with {evaluation.labels_per_class} labels per class" if evaluation.labels_per_class else ""
-    intro = f"On {probed_on(runs)} of every class; {metric_words(metric)}, on the frozen encoder{given}."
-    if len(clients) > MOST_DRAWN:
-        intro += f" The first {MOST_DRAWN} of {len(clients)} clients are drawn."
-    if not held:
+    labels_per_class = last.result.config.evaluation.labels_per_class
+    given = f" with {labels_per_class} labels per class" if labels_per_class else ""
+    intro = f"On {_split(runs)} {last.things}; {plain_metric(metric)}, on the frozen encoder{given}."
+    intro += _shown(MAX_DRAWN, len(clients), "clients are drawn")
+    if not holdings:
         intro += " The classes of the clients are not known: participants brought their own data."
-    blocks = [
+    blocks: list[Block] = [
         *legend(runs, bool(last.untrained)),
-        Figures([Figure("Accuracy, client by client", drawing), *held], "large"),
-        _accuracy_table(runs, clients, base, metric),
+        Figures([_accuracy_of_clients(runs, clients, metric), *holdings], "large"),
+        _accuracy_table(runs, clients, metric),
     ]
     others = [name for name in metric_names(last.result) if name != metric]
     if others:
-        blocks.append(Folded("Other probes", [_other_probes(runs, others)]))
-    blocks += _over_seeds(runs, metric)
+        head = ["probe", "untrained", *[run.label for run in runs]]
+        rows = [
+            [plain_metric(m), spread(_column(last.untrained, m)), *[spread(r.result.scores(m)) for r in runs]]
+            for m in others
+        ]
+        blocks.append(Folded("Other probes", [Rows("Mean ± deviation over clients, percent", head, rows)]))
+    results = [run.result for run in runs]
+    if len({result.settings for result in results}) < len(results):  # some runs differ only in the seed
+        caption = "Over seeds: difference to the first on equal seeds, paired by client"
+        blocks.append(Rows(caption, COMPARED, compare_cells(compare_rows(results, metric))))
     return Section("accuracy", title, intro, blocks)
+
+
+def _accuracy_of_clients(runs: Sequence[ReportedRun], clients: Sequence[str], metric: str) -> Figure:
+    last = runs[-1]
+
+    def mark(style: str, client: str, label: str, value: float | None) -> list[tuple[str, float, str]]:
+        return [] if value is None else [(style, value, f"{client}, {label}: {value:.1f}")]
+
+    rows = []
+    for client in clients[:MAX_DRAWN]:
+        marks = mark(UNTRAINED, client, "untrained", last.untrained.get(client, {}).get(metric))
+        marks += [m for run in runs for m in mark(run.style, client, run.label, run.result.score(client, metric))]
+        rows.append((last.name(client), marks))
+    columns = [(UNTRAINED, "untrained", _column(last.untrained, metric))]
+    columns += [(run.style, run.label, run.result.scores(metric)) for run in runs]
+    means = [m for style, label, values in columns if values for m in mark(style, "mean", label, mean(values))]
+    drawing = charts.dot_plot(
+        [*rows, ("mean over clients", means)], f"accuracy (%), {plain_metric(metric)}", "Accuracy, client by client"
+    )
+    return Figure("Accuracy, client by client", drawing)
 
 
 def _holdings(runs: Sequence[ReportedRun]) -> list[Figure]:
     """Draw how many images of each class each client has; one figure per distinct division of the data."""
-    divided: dict[str, ReportedRun] = {}
-    for run in reversed(runs):
-        if run.result.facts.get("holdings"):
-            divided.setdefault(str(run.result.facts["holdings"]), run)
+    divided = {str(run.result.facts["holdings"]): run for run in reversed(runs) if run.result.facts.get("holdings")}
     figures = []
     for run in divided.values():
         counts, classes = run.result.facts["holdings"], list(run.result.facts.get("classes", []))
-        drawn = list(counts.items())[:MOST_DRAWN]
-        title = f"{run.things.capitalize()} of each class"
-        label = f"{title} at each client. " + "; ".join(
-            f"{client}: {run.result.holdings(client)}" for client in list(counts)[:12]
-        )
-        total = f"{sum(map(sum, counts.values())):,} {run.things} at {_count(len(counts), 'client')}"
+        name = f"{run.things.capitalize()} of each class" + (f", {run.label}" if len(divided) > 1 else "")
+        total = f"{sum(map(sum, counts.values())):,} {run.things}"
         note = f"{total}; the area of a circle is their number."
-        if len(counts) > MOST_DRAWN:
-            note += f" The first {MOST_DRAWN} clients are drawn."
-        if all(a.method and not a.method.needs_labels for a in runs):
+        note += _shown(MAX_DRAWN, len(counts), "clients are drawn")
+        if all(other.method and not other.method.needs_labels for other in runs):
             note += " Labels are used only to divide the data: no loss uses them."
-        name = title + (f", {run.label}" if len(divided) > 1 else "")
-        figures.append(Figure(name, svg.bubbles(drawn, classes, run.style, label), note))
+        figures.append(Figure(name, charts.bubbles(list(counts.items())[:MAX_DRAWN], classes, run.style, name), note))
     return figures
 
 
-def _marks(runs: Sequence[ReportedRun], client: str, metric: str) -> list[tuple[str, float, str]]:
-    start = runs[-1].untrained.get(client, {}).get(metric)
-    marks = [] if start is None else [(UNTRAINED, start, f"{client}, untrained: {start:.1f}")]
-    for run in runs:
-        value = run.result.score(client, metric)
-        if value is not None:
-            marks.append((run.style, value, f"{client}, {run.label}: {value:.1f}"))
-    return marks
-
-
-def _accuracy_table(runs: Sequence[ReportedRun], clients: list[str], base: Mapping[str, Any], metric: str) -> Rows:
-    last = runs[-1]
-    rows = []
-    for client in clients[:MOST_ROWS]:
+def _accuracy_table(runs: Sequence[ReportedRun], clients: list[str], metric: str) -> Rows:
+    last, (base, name) = runs[-1], _baseline(runs)
+    rows, gains = [], []
+    for client in clients[:MAX_ROWS]:
         score, start = last.result.trained_score(client, metric), base.get(client, {}).get(metric)
+        gain = None if score is None or start is None else score - start
+        gains += [] if gain is None else [gain]
         parameters = last.models[client].get("parameters")
         row = [
             f"{client} (never trained)" if client in last.result.never_trained else client,
-            _figure(last.untrained.get(client, {}).get(metric)),
-            *[_figure(run.result.score(client, metric)) for run in runs],
-            "-" if score is None or start is None else f"{score - start:+.1f}",
+            number(last.untrained.get(client, {}).get(metric)),
+            *[number(run.result.score(client, metric)) for run in runs],
+            signed(gain),
             f"{parameters:,}" if isinstance(parameters, int) else "-",
             last.result.holdings(client) or "-",
             last.encoder(client) or "-",
         ]
         rows.append(row)
     columns = [_column(last.untrained, metric), *[run.result.scores(metric) for run in runs]]
-    gains = [float(row[-4]) for row in rows if row[-4] != "-"]
-    foot = [["mean ± sd", *map(spread, columns), f"{mean(gains):+.1f}" if gains else "-", "", "", ""]]
-    for run in runs:
-        shared = run.result.results.get("global", {}).get(metric)
-        if shared is not None:
-            others = ["" for _ in runs]
-            others[list(runs).index(run)] = _figure(shared)
-            foot.append(["global model", "", *others, "", "", "", ""])
-    than = "difference to " + ("untrained" if len(runs) == 1 else runs[0].label)
-    head = ["client", "untrained", *names_of(runs), than, "parameters", "classes", "encoder"]
-    more = f"; the first {MOST_ROWS} of {len(clients)}" if len(clients) > MOST_ROWS else ""
-    return Rows(f"Accuracy in percent, {metric_words(metric)}{more}", head, rows, range(1, len(runs) + 4), foot)
-
-
-def _other_probes(runs: Sequence[ReportedRun], metrics: Sequence[str]) -> Rows:
-    rows = [
-        [
-            metric_words(metric),
-            spread(_column(runs[-1].untrained, metric)),
-            *[spread(a.result.scores(metric)) for a in runs],
-        ]
-        for metric in metrics
+    foot = [["mean ± sd", *map(spread, columns), signed(mean(gains) if gains else None), "", "", ""]]
+    shared = [run.result.results.get("global", {}).get(metric) for run in runs]
+    if any(value is not None for value in shared):
+        foot.append(["global model", "", *[number(value) for value in shared], "", "", "", ""])
+    head = [
+        "client",
+        "untrained",
+        *[r.label for r in runs],
+        f"difference to {name}",
+        "parameters",
+        "classes",
+        "encoder",
     ]
-    return Rows("Mean ± deviation over clients, percent", ["probe", "untrained", *names_of(runs)], rows)
-
-
-def _over_seeds(runs: Sequence[ReportedRun], metric: str) -> list[Block]:
-    """Return a table over seeds if some runs differ only in the seed."""
-    results: list[Result] = [run.result for run in runs]
-    if len({r.settings for r in results}) == len(results):
-        return []
-    rows = [
-        [
-            row["run"],
-            ", ".join(map(str, row["seeds"])),
-            _figure(row["mean"]),
-            _figure(row["sd_over_seeds"]),
-            "-" if row["difference_to_first"] is None else f"{row['difference_to_first']:+.1f}",
-            "-" if row["interval"] is None else "{:+.1f} to {:+.1f}".format(*row["interval"]),
-        ]
-        for row in compare_rows(results, metric)
-    ]
-    head = ["settings", "seeds", "mean", "sd over seeds", "difference", "95 % interval"]
-    return [Rows("Over seeds: difference to the first on equal seeds, paired by client", head, rows, range(2, 6))]
+    caption = f"Accuracy in percent, {plain_metric(metric)}." + _shown(MAX_ROWS, len(clients), "clients are listed")
+    return Rows(caption, head, rows, range(1, len(runs) + 4), foot)
 
 
 # --- over the rounds -------------------------------------------------------------------------------
 
 
 def curves(runs: Sequence[ReportedRun], metric: str | None) -> Section:
+    titles = {key: words.format(things=runs[-1].things) for key, words in CLIENT_METRICS.items()}
+    reported = set().union(*[run.client_metrics for run in runs])
+    titles |= {key: key.replace("_", " ") for key in sorted(reported - titles.keys())}
     figures = []
     if metric:
-        figures += _curve(runs, f"validation:{metric}", f"validation accuracy (%), {metric_words(metric)}")
-    reported = sorted({key for run in runs for key in run.client_figures}, key=lambda k: ([*FIGURES, k].index(k), k))
-    for key in reported:
-        words = FIGURES[key].format(things=runs[-1].things) if key in FIGURES else key.replace("_", " ")
-        figures += _curve(runs, key, words)
-    for key, words in SERVER_FIGURES.items():
-        points = [[(r, v, f"{run.label}, round {r}: {v:.3g}") for r, v in run.server_series(key)] for run in runs]
-        lines = [svg.Line(run.style, found) for run, found in zip(runs, points, strict=True) if found]
-        if any(value for found in points for _, value, _ in found):  # not for a kernel that is sent whole
-            figures.append(Figure(words, svg.line_chart(lines, "round", f"{words} over the rounds", span=_span(runs))))
+        words = f"validation accuracy (%), {plain_metric(metric)}"
+        figures += _curve(runs, words, [run.validation_series(metric) for run in runs])
+    for key, words in titles.items():
+        figures += _curve(runs, words, [run.client_series(key) for run in runs])
+    for key, words in SERVER_METRICS.items():
+        series = [run.server_series(key) for run in runs]
+        figures += _curve(runs, words, [{"": points} if points else {} for points in series])
     if not figures:
         return Section("rounds", "Round by round", "No round has been finished yet.")
     intro = "Lines are means over clients; bands reach from the lowest to the highest client."
     if len(runs) == 1:
         intro += " Thin lines are single clients."
-    if len(figures) > MOST_CURVES:
-        intro += f" The first {MOST_CURVES} of {len(figures)} figures are drawn; events.jsonl has all."
-    return Section("rounds", "Round by round", intro, [*legend(runs), Figures(figures[:MOST_CURVES])])
+    intro += _shown(MAX_CURVES, len(figures), "metrics are drawn; events.jsonl has all")
+    return Section("rounds", "Round by round", intro, [*legend(runs), Figures(figures[:MAX_CURVES])])
 
 
-def _span(runs: Sequence[ReportedRun]) -> tuple[int, int]:
-    """Return the range of rounds, the same for all curves."""
-    return 0, max(1, *(run.rounds_done for run in runs))
-
-
-def _curve(runs: Sequence[ReportedRun], key: str, title: str) -> list[Figure]:
-    lines, ends = [], []
-    for run in runs:
-        series = run.series(key)
+def _curve(runs: Sequence[ReportedRun], title: str, everyone: Sequence[Series]) -> list[Figure]:
+    lines = []
+    for run, series in zip(runs, everyone, strict=True):
         by_round: dict[int, list[float]] = {}
         for points in series.values():
-            for number, value in points:
-                by_round.setdefault(number, []).append(value)
+            for round_number, value in points:
+                by_round.setdefault(round_number, []).append(value)
         if not any(value for values in by_round.values() for value in values):
             continue  # a term that the method does not have is always zero
         if len(runs) == 1 and 1 < len(series) <= 12:
-            lines += [svg.Line(f"{run.style} thin", [(r, v, "") for r, v in points]) for points in series.values()]
+            lines += [charts.Line(f"{run.style} thin", [(r, v, "") for r, v in points]) for points in series.values()]
         ordered = sorted(by_round.items())
         middle = [
             (r, mean(v), f"{run.label}, round {r}: {mean(v):.3g} ({min(v):.3g} to {max(v):.3g})") for r, v in ordered
         ]
-        lines.append(svg.Line(run.style, middle, [(r, min(v), max(v)) for r, v in ordered]))
-        ends.append(f"{run.label} from {middle[0][1]:.3g} to {middle[-1][1]:.3g}")
-    drawing = svg.line_chart(lines, "round", f"{title} over the rounds: {'; '.join(ends)}.", span=_span(runs))
+        lines.append(charts.Line(run.style, middle, [(r, min(v), max(v)) for r, v in ordered]))
+    span = (0, max(1, *(run.rounds_done for run in runs)))  # the same for all curves
+    drawing = charts.line_chart(lines, "round", f"{title} over the rounds", span=span)
     return [Figure(title, drawing)] if drawing else []
 
 
 # --- helpers ---------------------------------------------------------------------------------------
 
 
-def _baseline(runs: Sequence[ReportedRun]) -> Mapping[str, Mapping[str, float]]:
-    """Return the scores to compare the last run with: those of the first run, or of the untrained encoders."""
+def _baseline(runs: Sequence[ReportedRun]) -> tuple[Mapping[str, Mapping[str, float]], str]:
+    """Return what to compare with, and its name: the scores of the first run, or of the untrained encoders."""
     if len(runs) == 1:
-        return runs[-1].untrained
+        return runs[-1].untrained, "untrained"
     first = runs[0].result
-    return {name: scores for name, scores in first.results["clients"].items() if name not in first.never_trained}
+    scores = {name: scores for name, scores in first.results["clients"].items() if name not in first.never_trained}
+    return scores, runs[0].label
+
+
+def _split(runs: Sequence[ReportedRun]) -> str:
+    return "test" if all(run.folder.finished for run in runs) else "validation"
+
+
+def _shown(limit: int, count: int, words: str) -> str:
+    """Return a sentence if not everything is shown."""
+    return f" The first {limit} of {count} {words}." if count > limit else ""
 
 
 def _column(scores: Mapping[str, Mapping[str, float]], metric: str) -> list[float]:
     return [values[metric] for values in scores.values() if metric in values]
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
 def _percent(values: list[float]) -> str:
     return f"{mean(values):.1f} %" if values else "-"
-
-
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

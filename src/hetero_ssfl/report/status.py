@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ..runs.events import ClientTrained, RoundDone
 from ..runs.folder import RunFolder, resume_command
+from .tables import duration
 
 ENDED = ("finished", "stopped")
 SLACK = 300.0  # seconds that the server may compute, in addition to engine.round_timeout
@@ -17,10 +18,10 @@ SLACK = 300.0  # seconds that the server may compute, in addition to engine.roun
 
 def read_status(folder: RunFolder) -> dict[str, Any]:
     """Read the status from status.json (current), events.jsonl (finished rounds) and the lock of the folder."""
-    now: dict[str, Any] = folder.read_json("status.json") if (folder.path / "status.json").exists() else {}
+    now = folder.read_status()
     events = folder.events()
     rounds = [e for e in events if isinstance(e, RoundDone)]
-    total = folder.config.rounds
+    total = folder.read_config().rounds
     done = max((e.round for e in rounds), default=0)
     nodes: dict[str, dict[str, Any]] = {name: dict(seen) for name, seen in now.get("nodes", {}).items()}
     for event in events:
@@ -36,7 +37,7 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
         for node in nodes.values():
             node["state"] = "away" if node.get("state") == "away" else phase
     seconds = [e.seconds for e in rounds if e.round > 0]
-    found = {
+    status = {
         "run": str(folder.path),
         "phase": phase,
         "round": done,
@@ -48,39 +49,39 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
         "resume": resume_command(folder.path) if phase in ("stopped", "stalled") else None,
         "nodes": dict(sorted(nodes.items())),
     }
-    return {**found, "summary": _summary(folder, found)}
+    return {**status, "summary": _summary(folder, status)}
 
 
 def _phase(folder: RunFolder, now: dict[str, Any]) -> str:
     """Return the phase that the server reported, unless it has ended, or has been silent for too long."""
     if folder.finished:
         return "finished"
-    if not folder.busy:
+    if not folder.is_busy():
         return "stopped" if now else "not started"
-    longest = folder.config.engine.round_timeout + SLACK
+    longest = folder.read_config().engine.round_timeout + SLACK
     if now.get("updated") and time.time() - now["updated"] > longest:
         return "stalled"
     return str(now.get("phase", "starting"))
 
 
-def _summary(folder: RunFolder, found: dict[str, Any]) -> str:
-    phase, updated = found["phase"], found["updated"]
-    text = f"{phase}: {found['round']} of {found['rounds']} rounds done"
+def _summary(folder: RunFolder, status: dict[str, Any]) -> str:
+    phase, updated = status["phase"], status["updated"]
+    text = f"{phase}: {status['round']} of {status['rounds']} rounds done"
     if phase == "finished":
         means = folder.read_json("results.json").get("mean", {})
         return text + "".join(f", {name} {value:.1f}" for name, value in sorted(means.items()))
     if phase == "stopped":
-        return f"{text}; no process of this machine works on it. {_last(updated)} Continue with: {found['resume']}"
+        return f"{text}; no process of this machine works on it. {_last(updated)} Continue with: {status['resume']}"
     if phase == "stalled":
-        limit = folder.config.engine.round_timeout
+        limit = folder.read_config().engine.round_timeout
         return (
             f"{text}; its server process is there, but has been silent for longer than engine.round_timeout = "
-            f"{limit:g} s. {_last(updated)} Look at its log, stop it, and continue with: {found['resume']}"
+            f"{limit:g} s. {_last(updated)} Look at its log, stop it, and continue with: {status['resume']}"
         )
-    if found["seconds_left"] is not None:
-        text += f", about {duration(found['seconds_left'])} left"
-    if found["waiting_for"]:
-        text += f"; waiting for {', '.join(found['waiting_for'])}"
+    if status["seconds_left"] is not None:
+        text += f", about {duration(status['seconds_left'])} left"
+    if status["waiting_for"]:
+        text += f"; waiting for {', '.join(status['waiting_for'])}"
     return f"{text} (as of {duration(time.time() - updated)} ago)" if updated else text
 
 
@@ -91,11 +92,11 @@ def _last(updated: float | None) -> str:
     return f"Last progress {duration(time.time() - updated)} ago ({then})."
 
 
-def status_table(found: dict[str, Any]) -> Table:
+def status_table(status: dict[str, Any]) -> Table:
     table = Table()
     for heading in ("participant", "encoder", "state", "replies", "left out", "MB", "last seen", "last fault"):
         table.add_column(heading, justify="right" if heading in ("replies", "left out", "MB") else "left")
-    for name, node in found["nodes"].items():
+    for name, node in status["nodes"].items():
         table.add_row(
             name,
             escape(str(node.get("encoder") or "-")),
@@ -107,10 +108,3 @@ def status_table(found: dict[str, Any]) -> Table:
             escape(node.get("last_fault", "")),
         )
     return table
-
-
-def duration(seconds: float) -> str:
-    seconds = max(0, round(seconds))
-    if seconds < 90:
-        return f"{seconds} s"
-    return f"{seconds // 60} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

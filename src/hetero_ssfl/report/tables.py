@@ -1,5 +1,6 @@
 """Tables of results and of differences between runs."""
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Result:
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Result":
-        return cls(folder, folder.config, folder.read_json("facts.json"), folder.read_json("results.json"))
+        return cls(folder, folder.read_config(), folder.read_json("facts.json"), folder.read_json("results.json"))
 
     @property
     def label(self) -> str:
@@ -45,21 +46,21 @@ class Result:
     @property
     def never_trained(self) -> list[str]:
         """Clients that no round selected, or whose replies were all excluded. They are left out of means."""
-        found: list[str] = self.results.get("never_trained", [])
-        return found
+        names: list[str] = self.results.get("never_trained", [])
+        return names
 
     def trained_score(self, client: str, metric: str) -> float | None:
         return None if client in self.never_trained else self.score(client, metric)
 
     def scores(self, metric: str) -> list[float]:
         """Return the scores of the clients that trained."""
-        found = [self.trained_score(client, metric) for client in self.results["clients"]]
-        return [score for score in found if score is not None]
+        scores = [self.trained_score(client, metric) for client in self.results["clients"]]
+        return [score for score in scores if score is not None]
 
     def model(self, client: str) -> dict[str, Any]:
-        """Return the client's encoder and its number of parameters, from the results or, in older runs, the card."""
-        said: dict[str, Any] | None = self.results.get("models", {}).get(client)
-        return said or self.folder.read_json(f"models/{client}/card.json")
+        """Return the client's encoder and its number of parameters."""
+        models: dict[str, dict[str, Any]] = self.results.get("models", {})
+        return models.get(client, {"encoder": "-"})
 
     def holdings(self, client: str) -> str:
         """Describe the classes of a client."""
@@ -81,7 +82,7 @@ def results_table(result: Result) -> Table:
     for metric in metrics:
         table.add_column(metric.replace("_", ", "), justify="right")
     for client in result.results["clients"]:
-        cells = [_number(result.score(client, metric)) for metric in metrics]
+        cells = [number(result.score(client, metric)) for metric in metrics]
         name = f"{client} (never trained)" if client in result.never_trained else client
         table.add_row(name, escape(result.model(client)["encoder"]), result.holdings(client), *cells)
     table.add_section()
@@ -106,20 +107,14 @@ def check_comparable(results: list[Result]) -> None:
     first = results[0]
     for other in results[1:]:
         sources = [r.config.data.source for r in (first, other)]
-        pixels = [(r.facts.get("classes"), _checksum(r)) for r in (first, other)]
-        same_shape = first.config.data.model_copy(update={"limit": None}) == other.config.data.model_copy(
-            update={"limit": None}
-        )
-        if sources[0] != sources[1] or pixels[0][0] != pixels[1][0] or (same_shape and pixels[0] != pixels[1]):
+        shapes = [r.config.data.model_copy(update={"limit": None}) for r in (first, other)]
+        pixels = [r.facts.get("checksums", {}).get("test") for r in (first, other)]
+        same_classes = first.facts.get("classes") == other.facts.get("classes")
+        if sources[0] != sources[1] or not same_classes or (shapes[0] == shapes[1] and pixels[0] != pixels[1]):
             raise RunError(
                 f"'{first.folder.path}' and '{other.folder.path}' were trained on different data ('{sources[0]}' and "
                 f"'{sources[1]}'), so their accuracies cannot be compared. List runs on the same data."
             )
-
-
-def _checksum(result: Result) -> str | None:
-    found: str | None = result.facts.get("checksums", {}).get("test")
-    return found
 
 
 def compare_rows(results: list[Result], metric: str) -> list[dict[str, Any]]:
@@ -206,23 +201,36 @@ def bootstrap_interval(differences: list[list[float]], draws: int = 4000) -> lis
     return [float(value) for value in np.quantile(means, [0.025, 0.975])]
 
 
+COMPARED = ("run", "seeds", "mean", "sd over seeds", "sd over clients", "difference", "95 % interval")
+
+
+def compare_cells(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the cells of a table with the columns COMPARED."""
+    return [
+        [
+            row["run"],
+            ", ".join(map(str, row["seeds"])),
+            *[number(row[key]) for key in ("mean", "sd_over_seeds", "sd_over_clients")],
+            signed(row["difference_to_first"]),
+            "-" if row["interval"] is None else "{:+.1f} to {:+.1f}".format(*row["interval"]),
+        ]
+        for row in rows
+    ]
+
+
 def compare_table(rows: list[dict[str, Any]]) -> Table:
     metric = rows[0]["metric"]
     table = Table(title=f"test accuracy (%), {metric.replace('_', ', ')}; difference to the first on equal seeds")
-    table.add_column("run")
-    seeds = "seed" if all(len(row["seeds"]) == 1 for row in rows) else "seeds"
-    for heading in (seeds, "mean", "sd over seeds", "sd over clients", "difference", "95 % interval"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        difference = row["difference_to_first"]
-        table.add_row(
-            row["run"],
-            ", ".join(map(str, row["seeds"])),
-            *[_number(row[key]) for key in ("mean", "sd_over_seeds", "sd_over_clients")],
-            "-" if difference is None else f"{difference:+.1f}",
-            "-" if row["interval"] is None else "{:+.1f} to {:+.1f}".format(*row["interval"]),
-        )
+    for heading in COMPARED:
+        table.add_column(heading, justify="left" if heading == "run" else "right")
+    for cells in compare_cells(rows):
+        table.add_row(*cells)
     return table
+
+
+# --- cells ---
+
+ABSOLUTE_PATH = re.compile(r"(?<![\w.\-:/])/(?:[^\s/'\"]+/)+([^\s/'\"]+)")
 
 
 def spread(values: list[float]) -> str:
@@ -233,5 +241,28 @@ def _sd(values: list[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
+
+
+def signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1f}"
+
+
+def volume(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def duration(seconds: float) -> str:
+    seconds = max(0, round(seconds))
+    if seconds < 90:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def without_folders(text: str) -> str:
+    """Shorten absolute paths to their last part, because pages are sent to other people."""
+    return ABSOLUTE_PATH.sub(r"\1", text)

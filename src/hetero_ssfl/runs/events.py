@@ -3,15 +3,24 @@
 The server passes every event to its listener (the progress view, status.json, TensorBoard, a user's function). Kinds
 with `saved = True` are also written to events.jsonl, one JSON object per line: `event` is the kind, and the figures
 that a method reports are stored beside the other fields. Only this module reads and writes that format.
-
-`python -m hetero_ssfl.runs.events` prints the table of kinds, which the site shows in docs/guide.md.
 """
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeGuard
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeGuard
+
+from pydantic import FiniteFloat, Strict, StrictInt, StrictStr, TypeAdapter, ValidationError
+
+from ..errors import LostStateError, RunError
+from .files import COPY, altered, write_atomically
+
+Number = Annotated[FiniteFloat, Strict()]
 
 
 @dataclass(frozen=True)
@@ -112,14 +121,14 @@ class ClientTrained(Event):
 
     kind = "client"
     saved = True
-    round: int
-    client: str
-    bytes_down: int = 0
-    bytes_up: int | None = None
-    examples: int | None = None
-    excluded: str | None = None
-    warning: str | None = None
-    figures: Mapping[str, float] = field(default_factory=dict)
+    round: StrictInt
+    client: StrictStr
+    bytes_down: StrictInt = 0
+    bytes_up: StrictInt | None = None
+    examples: StrictInt | None = None
+    excluded: StrictStr | None = None
+    warning: StrictStr | None = None
+    figures: Mapping[StrictStr, Number] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,10 +137,10 @@ class Evaluated(Event):
 
     kind = "evaluation"
     saved = True
-    round: int
-    split: str
-    clients: Mapping[str, Mapping[str, float]]
-    mean: Mapping[str, float] = field(default_factory=dict)
+    round: StrictInt
+    split: StrictStr
+    clients: Mapping[StrictStr, Mapping[StrictStr, Number]]
+    mean: Mapping[StrictStr, Number] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,10 +149,10 @@ class KernelsSeen(Event):
 
     kind = "kernels"
     saved = True
-    round: int
-    spectrum: list[float] = field(default_factory=list)
-    clients: list[str] | None = None
-    mutual_cka: list[list[float]] | None = None
+    round: StrictInt
+    spectrum: list[Number] = field(default_factory=list)
+    clients: list[StrictStr] | None = None
+    mutual_cka: list[list[Number]] | None = None
 
 
 @dataclass(frozen=True)
@@ -152,11 +161,11 @@ class RoundDone(Event):
 
     kind = "round"
     saved = True
-    round: int
-    replies: int = 0
-    seconds: float = 0.0
-    away: list[str] | None = None
-    figures: Mapping[str, float] = field(default_factory=dict)
+    round: StrictInt
+    replies: StrictInt = 0
+    seconds: Number = 0.0
+    away: list[StrictStr] | None = None
+    figures: Mapping[StrictStr, Number] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -174,68 +183,43 @@ RESERVED = {"event", *(f.name for kind in (ClientTrained, RoundDone) for f in fi
 KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
 
 
+# --- their JSON ---
+
+
+@cache
+def _reader(kind: str) -> tuple[TypeAdapter[Event], frozenset[str]]:
+    return TypeAdapter(KINDS[kind]), frozenset(f.name for f in fields(KINDS[kind]))
+
+
 def from_json(line: Mapping[str, Any]) -> Event | None:
-    """Return the event of one line, or None for an unknown kind or a wrong type. Unknown fields are ignored."""
-    kind = KINDS.get(str(line.get("event")))
-    if kind is None:
+    """Return the event of one line, or None for an unknown kind or a wrong type. Unknown fields are ignored.
+
+    Types are checked because a run folder may come from someone else.
+    """
+    kind = str(line.get("event"))
+    if kind not in KINDS:
         return None
-    names = {f.name for f in fields(kind)}
-    if "round" in names and type(line.get("round")) is not int:
-        return None
+    reader, names = _reader(kind)
     values = {name: value for name, value in line.items() if name in names}
-    if not all(_fits(kind, name, value) for name, value in values.items()):
-        return None
     if "figures" in names:
         values["figures"] = {k: v for k, v in line.items() if k not in names and is_number(v)}
     try:
-        return kind(**values)
-    except TypeError:  # a required field is missing
+        return reader.validate_python(values)
+    except ValidationError:
         return None
-
-
-def _fits(kind: type[Event], name: str, value: object) -> bool:
-    """Tell whether a value of a saved kind has the type of its field. A run folder may come from someone else."""
-    if name in ("round", "bytes_down", "bytes_up", "examples", "replies"):
-        return type(value) is int
-    if name == "seconds":
-        return is_number(value)
-    if name in ("client", "split", "excluded", "warning"):
-        return isinstance(value, str)
-    if name == "clients" and kind is Evaluated:
-        return isinstance(value, Mapping) and all(map(_are_figures, value.values()))
-    if name == "mean":
-        return _are_figures(value)
-    if name == "spectrum":
-        return isinstance(value, list) and all(map(is_number, value))
-    if name == "mutual_cka":
-        return isinstance(value, list) and all(isinstance(row, list) and all(map(is_number, row)) for row in value)
-    if name in ("away", "clients"):
-        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
-    return True
-
-
-def _are_figures(value: object) -> bool:
-    return isinstance(value, Mapping) and all(map(is_number, value.values()))
 
 
 def from_lines(lines: Iterable[str | bytes]) -> list[Event]:
     """Return the events of a file's lines. An incomplete last line after a crash is skipped."""
-    found = []
+    events = []
     for line in lines:
         try:
             content = json.loads(line)
         except (ValueError, RecursionError):
             continue
         event = from_json(content) if isinstance(content, Mapping) else None
-        found += [event] if event is not None else []
-    return found
-
-
-def never_trained(clients: Iterable[str], events: Iterable[Event]) -> list[str]:
-    """Return the clients that no round selected, or whose replies were all excluded: their networks are untrained."""
-    replies = [e for e in events if isinstance(e, ClientTrained) and e.round > 0 and e.excluded is None]
-    trained = {reply.client for reply in replies}
-    return [client for client in clients if client not in trained]
+        events += [event] if event is not None else []
+    return events
 
 
 def to_lines(events: Iterable[Event]) -> str:
@@ -246,14 +230,65 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def table_of_kinds() -> str:
-    """Return a Markdown table of all kinds, for docs/guide.md."""
-    rows = ["| `event` | in events.jsonl | fields | meaning |", "|---|---|---|---|"]
-    for kind in KINDS.values():
-        names = ", ".join(f"`{f.name}`" for f in fields(kind))
-        rows.append(f"| `{kind.kind}` | {'yes' if kind.saved else 'no'} | {names} | {kind.__doc__} |")
-    return "\n".join(rows)
+def never_trained(clients: Iterable[str], events: Iterable[Event]) -> list[str]:
+    """Return the clients that no round selected, or whose replies were all excluded: their networks are untrained."""
+    replies = [e for e in events if isinstance(e, ClientTrained) and e.round > 0 and e.excluded is None]
+    trained = {reply.client for reply in replies}
+    return [client for client in clients if client not in trained]
 
 
-if __name__ == "__main__":
-    print(table_of_kinds())
+# --- the file ---
+
+
+class EventLog:
+    """events.jsonl with a running digest. The commit point of a round says how long the file was, and its digest."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._size, self._digest = 0, sha256()
+        self._known = False  # whether size and digest are those of the file
+
+    def append(self, lines: bytes) -> None:
+        self._look()
+        try:
+            with self.path.open("ab") as file:
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(
+                f"cannot write events in '{self.path.parent}': {error.strerror}. Free some disk space and resume."
+            ) from None
+        self._size += len(lines)
+        self._digest.update(lines)
+
+    def mark(self) -> dict[str, Any]:
+        """Return the length and digest of the file for a commit point."""
+        self._look()
+        return {"bytes": self._size, "sha256": self._digest.hexdigest()}
+
+    def read(self, mark: Mapping[str, Any] | None) -> bytes:
+        """Return the part of the file that a commit point covers, checked; the whole file without one."""
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        except OSError as error:
+            raise LostStateError(f"'{self.path}' cannot be read ({error.strerror}). {COPY}") from None
+        if mark is None:
+            return content
+        committed = content[: mark["bytes"]]
+        if len(committed) != mark["bytes"] or sha256(committed).hexdigest() != mark["sha256"]:
+            raise LostStateError(str(altered(self.path)))
+        return committed
+
+    def keep(self, content: bytes) -> None:
+        """Replace the file after a crash by what counts of it."""
+        write_atomically(self.path, content)
+        self._known = False
+
+    def _look(self) -> None:
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if not self._known or size != self._size:
+            content = self.read(None)
+            self._size, self._digest, self._known = len(content), sha256(content), True

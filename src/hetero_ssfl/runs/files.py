@@ -1,4 +1,12 @@
-"""Files that survive a crash: written completely or not at all, with a digest that is checked when they are read."""
+"""Files that survive a crash: written completely or not at all, with a digest that is checked when they are read.
+
+    JSON      the key "sha256" holds the digest of all other keys
+    text      the first line is a comment with the digest of all other lines
+    tensors   the metadata of a safetensors file hold the digest of all other bytes
+
+A file without a digest is damaged. Digests find accidents, not forgery: whoever changes a file on purpose can also
+change its digest.
+"""
 
 import errno
 import fcntl
@@ -7,6 +15,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +25,19 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..errors import DamagedError, HeteroSSFLError, LostStateError, RunError
-from .sealing import COPY, altered, blank_seal, seal_json, seal_tensors, tensors_match, unseal_json
+
+KEY = "sha256"
+BLANK = b"0" * 64
+TEXT_MARK = f"# {KEY} = "
+TENSOR_MARK = rf"\"{KEY}\": \"".encode()  # the metadata are JSON within the JSON of the header
+COPY = "Restore it from a copy, or start the run again in another folder."
+
+
+def altered(path: Path, remedy: str = COPY) -> DamagedError:
+    return DamagedError(f"'{path}' does not match its digest: it was changed or damaged after it was written. {remedy}")
+
+
+# --- any file ---
 
 
 def write_atomically(path: Path, *content: bytes | memoryview) -> None:
@@ -39,11 +60,11 @@ def write_atomically(path: Path, *content: bytes | memoryview) -> None:
             scratch.unlink(missing_ok=True)
 
 
-def append_line(path: Path, line: str, most: int = 2**20) -> None:
-    """Append to a log that is started anew when it has `most` bytes. A log that cannot be written is not an error."""
+def append_line(path: Path, line: str, max_bytes: int = 2**20) -> None:
+    """Append to a log that is started anew when it has `max_bytes`. A log that cannot be written is not an error."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and path.stat().st_size > most:
+        if path.exists() and path.stat().st_size > max_bytes:
             path.replace(path.with_name(f"{path.name}.1"))
         with path.open("a") as file:
             file.write(f"{line}\n")
@@ -58,18 +79,82 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
+@contextmanager
+def locked(path: Path, busy: HeteroSSFLError) -> Iterator[None]:
+    """Hold a file's lock, or raise `busy`. The system releases the lock when the process ends."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise RunError(
+            f"cannot write in '{path.parent}': {error.strerror}. Check the permissions of the folder."
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise busy from None
+        yield
+
+
+# --- JSON and text ---
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, seal_json(content))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    return unseal_json(path.read_bytes(), path)
+def read_json(path: Path, remedy: str = COPY) -> dict[str, Any]:
+    try:
+        content = json.loads(_read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"'{path}' is not valid JSON ({error}). {remedy}") from None
+    if not isinstance(content, dict):
+        raise DamagedError(f"'{path}' holds a {type(content).__name__}, expected a JSON object. {remedy}")
+    if content.pop(KEY, None) != _json_digest(content):
+        raise altered(path, remedy)
+    return content
+
+
+def seal_json(content: Mapping[str, Any]) -> bytes:
+    plain = json.loads(json.dumps(content))  # as a reader will see it: tuples are lists, all keys are strings
+    return json.dumps({**plain, KEY: _json_digest(plain)}, indent=2).encode() + b"\n"
+
+
+def _json_digest(content: dict[str, Any]) -> str:
+    return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomically(path, f"{TEXT_MARK}{sha256(text.encode()).hexdigest()}\n{text}".encode())
+
+
+def read_text(path: Path, remedy: str = COPY) -> str:
+    first, _, text = _read_bytes(path).partition(b"\n")
+    if first != f"{TEXT_MARK}{sha256(text).hexdigest()}".encode():
+        raise altered(path, remedy)
+    return text.decode()
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DamagedError(f"'{path}' is missing. {COPY}") from None
+    except OSError as error:
+        raise DamagedError(f"'{path}' cannot be read ({error.strerror}). {COPY}") from None
+
+
+# --- tensors ---
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
     # Copies, because safetensors refuses tensors that share memory, such as tied weights.
     contents = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    write_atomically(path, *seal_tensors(save(contents, {"about": blank_seal(about or {})})))
+    data = save(contents, {"about": json.dumps({**(about or {}), KEY: BLANK.decode()})})
+    place = data.rindex(TENSOR_MARK, 0, 8 + int.from_bytes(data[:8], "little")) + len(TENSOR_MARK)
+    view = memoryview(data)  # slices without copying
+    write_atomically(path, view[:place], sha256(data).hexdigest().encode(), view[place + len(BLANK) :])
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -77,14 +162,30 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("about", "{}"))
-            if not isinstance(about, dict) or not tensors_match(path):
+            if not isinstance(about, dict) or not _tensors_match(path):
                 raise altered(path)
-            about.pop("sha256", None)
+            about.pop(KEY, None)
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
         raise DamagedError(f"'{path}' is missing. {COPY}") from None
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise DamagedError(f"'{path}' cannot be read ({error}). {COPY}") from None
+
+
+def _tensors_match(path: Path) -> bool:
+    """Tell whether a safetensors file has a digest and matches it."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        header = file.read(int.from_bytes(start, "little"))
+        place = header.rfind(TENSOR_MARK) + len(TENSOR_MARK)
+        if place < len(TENSOR_MARK):
+            return False
+        written = header[place : place + len(BLANK)]
+        digest = sha256(start + header[:place] + BLANK + header[place + len(BLANK) :])
+        buffer = memoryview(bytearray(2**20))
+        while size := file.readinto(buffer):
+            digest.update(buffer[:size])
+    return written == digest.hexdigest().encode()
 
 
 def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -121,21 +222,3 @@ class SavedTensors(Mapping[str, Tensor]):
 @lru_cache(maxsize=20)  # as many as a round's events show; the memory of a server must not grow with its clients
 def _load_once(path: Path, version: tuple[int, int] | None) -> dict[str, Tensor]:
     return load_state(path)[0]
-
-
-@contextmanager
-def locked(path: Path, busy: HeteroSSFLError) -> Iterator[None]:
-    """Hold a file's lock, or raise `busy`. The system releases the lock when the process ends."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    except OSError as error:
-        raise RunError(
-            f"cannot write in '{path.parent}': {error.strerror}. Check the permissions of the folder."
-        ) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise busy from None
-        yield

@@ -20,7 +20,7 @@
     tensorboard/         the same figures for TensorBoard, if the config asks for it
 
 Every file is written under a temporary name and then renamed; only events.jsonl is appended to. Every file has a
-digest, which is checked when the file is read (sealing.py). That of events.jsonl is part of the commit point; lines
+digest, which is checked when the file is read (files.py). That of events.jsonl is part of the commit point; lines
 after it do not count. Tensors are safetensors, all other files are JSON or TOML: nothing is ever unpickled.
 """
 
@@ -36,24 +36,17 @@ from torch import Tensor
 from ..config import Config, parse_config
 from ..errors import DamagedError, RunError
 from .environment import environment
-from .events import Event, from_lines, to_lines
-from .files import load_state, load_tensors, locked, write_atomically, write_json
-from .log import EventLog
+from .events import Event, EventLog, from_lines, to_lines
+from .files import COPY, load_state, load_tensors, locked, read_json, read_text, write_json, write_text
+from .schema import Facts, StudySection, check_content
 from .schema import SiteKind as SiteKind
-from .schema import StudySection, check_content
-from .sealing import COPY, seal_text, unseal_json, unseal_text
 from .states import StateFolder
 
 FORMAT = 4
-
 HISTORY = "history.json"
-
 FAULTS = "faults.log"
-
 SOURCES = "sources.json"
-
 BEFORE = "server-before.safetensors"
-
 OTHER_SETTINGS = "Restore it from a copy. To train with other settings, start another run."
 
 
@@ -69,28 +62,21 @@ def client_name(number: int) -> str:
     return f"client-{number:03d}" if number < 1000 else f"client-x{number:06d}"
 
 
-def resume_command(path: Path) -> str:
-    """Return the command that continues a run, for messages."""
-    folder, usual = RunFolder(path), f"hetero-ssfl run --resume {shlex.quote(str(path))}"
-    if not (path / "facts.json").exists():
-        return usual
+def resume_command(path: Path, setting: str = "", value: float = 0.0) -> str:
+    """Return the command that continues a run, if given with another setting, for messages."""
+    usual = f"hetero-ssfl run --resume {shlex.quote(str(path))}" + (f" --set {setting}={value:g}" if setting else "")
     try:
-        if folder.site == "python":
-            return f"federate(..., run_dir='{path}') and the same other arguments"
-        elsewhere = f'server/run.sh of the deployment, or flwr run with run-dir="{path}"'
-        return elsewhere if folder.elsewhere else usual
+        facts = RunFolder(path).read_facts()
     except RunError:  # the result is part of another message, so it must not fail
         return usual
-
-
-def change_command(path: Path, setting: str, value: float) -> str:
-    """Return the command that continues a run with another setting, for messages."""
-    command = resume_command(path)
-    if command.startswith("hetero-ssfl"):
-        return f"{command} --set {setting}={value:g}"
-    if command.startswith("federate"):
-        return f"federate(..., run_dir='{path}', settings={{'{setting}': {value:g}}}, more=True)"
-    return f"hetero-ssfl run --resume {shlex.quote(str(path))} --set {setting}={value:g}, then {command}"
+    if facts.site == "python":
+        if setting:
+            return f"federate(..., run_dir='{path}', settings={{'{setting}': {value:g}}}, more=True)"
+        return f"federate(..., run_dir='{path}') and the same other arguments"
+    if not facts.elsewhere:
+        return usual
+    on_server = f'server/run.sh of the deployment, or flwr run with run-dir="{path}"'
+    return f"{usual}, then {on_server}" if setting else on_server
 
 
 class RunFolder:
@@ -114,10 +100,10 @@ class RunFolder:
         folder = cls(path)
         if not folder.exists:
             raise RunError(f"'{path}' is not a run folder (it has no config.toml). Check the path.")
-        found = folder.read_json("environment.json").get("format")
-        if found != FORMAT:
+        written = folder.read_json("environment.json").get("format")
+        if written != FORMAT:
             raise RunError(
-                f"'{path}' has run format {found}, expected {FORMAT}. Read it with the version of hetero-ssfl that "
+                f"'{path}' has run format {written}, expected {FORMAT}. Read it with the version of hetero-ssfl that "
                 "wrote it."
             )
         return folder
@@ -129,9 +115,8 @@ class RunFolder:
         with locked(self.path / ".lock", busy):
             yield
 
-    @property
-    def busy(self) -> bool:
-        """Whether a process of this machine is training in the folder. Looking does not write to it."""
+    def is_busy(self) -> bool:
+        """Tell whether a process of this machine is training in the folder. Looking does not write to it."""
         try:
             with (self.path / ".lock").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -142,38 +127,8 @@ class RunFolder:
             return True
 
     @property
-    def config(self) -> Config:
-        path = self.path / "config.toml"
-        try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DamagedError(f"'{path}' cannot be read ({error}). {COPY}") from None
-        return parse_config(unseal_text(text, path, OTHER_SETTINGS), origin=str(path))
-
-    def write_config(self, config: Config) -> None:
-        write_atomically(self.path / "config.toml", seal_text(config.to_toml()).encode())
-
-    @property
-    def earlier(self) -> list[tuple[int, Config]]:
-        """The configs that the run had before it continued with other settings, and after which round it did."""
-        entries = self.read_json(HISTORY)["earlier"] if (self.path / HISTORY).exists() else []
-        origin = str(self.path / HISTORY)
-        return [(int(entry["after_round"]), parse_config(entry["config"], origin=origin)) for entry in entries]
-
-    @property
     def exists(self) -> bool:
         return (self.path / "config.toml").is_file()
-
-    @property
-    def site(self) -> SiteKind:
-        """Where the participants are, as recorded when the run was created."""
-        kind: SiteKind = self.read_json("facts.json")["site"]
-        return kind
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether the participants are on other machines, and so are their models."""
-        return self.site == "nodes" and not self.read_json("facts.json").get("nodes")
 
     @property
     def finished(self) -> bool:
@@ -181,27 +136,41 @@ class RunFolder:
 
     # --- files ---
 
+    def read_config(self) -> Config:
+        path = self.path / "config.toml"
+        return parse_config(read_text(path, OTHER_SETTINGS), origin=str(path))
+
+    def write_config(self, config: Config) -> None:
+        write_text(self.path / "config.toml", config.to_toml())
+
+    def read_facts(self) -> Facts:
+        return Facts.model_validate(self.read_json("facts.json"))
+
+    def read_earlier(self) -> list[tuple[int, Config]]:
+        """Return the configs before the run was continued with other settings, each with its last round."""
+        entries = self.read_json(HISTORY)["earlier"] if (self.path / HISTORY).exists() else []
+        origin = str(self.path / HISTORY)
+        return [(int(entry["after_round"]), parse_config(entry["config"], origin=origin)) for entry in entries]
+
     def read_json(self, name: str) -> dict[str, Any]:
         path, remedy = self.path / name, COPY
         if name == "results.json":
-            remedy = f"Delete it and continue with: {resume_command(self.path)}. It is then computed again."
-        try:
-            content = unseal_json(path.read_bytes(), path, remedy)
-        except FileNotFoundError:
-            if name != "results.json":
-                raise DamagedError(f"'{path}' is missing. {COPY}") from None
-            raise RunError(
-                f"'{self.path}' has no {name}: the run is not finished. Continue it with: {resume_command(self.path)}"
-            ) from None
-        except OSError as error:
-            raise DamagedError(f"'{path}' cannot be read ({error.strerror}). {COPY}") from None
+            resume = resume_command(self.path)
+            if not path.exists():
+                raise RunError(f"'{self.path}' has no {name}: the run is not finished. Continue it with: {resume}")
+            remedy = f"Delete it and continue with: {resume}. It is then computed again."
+        content = read_json(path, remedy)
         check_content(content, path, remedy)
         return content
+
+    def read_status(self) -> dict[str, Any]:
+        """Return what the server says that it is doing, or an empty dictionary before it has started."""
+        return self.read_json("status.json") if (self.path / "status.json").exists() else {}
 
     def read_sections(self) -> dict[str, StudySection]:
         """Return what studies of this run added to its report, by the names of their files."""
         contents = {path.stem: self.read_json(path.name) for path in sorted(self.path.glob("*.json"))}
-        return {name: StudySection(**found["section"]) for name, found in contents.items() if "section" in found}
+        return {name: StudySection(**study["section"]) for name, study in contents.items() if "section" in study}
 
     def rad(self) -> tuple[Tensor, str]:
         """Return the RAD and its digest."""
@@ -226,8 +195,8 @@ class RunFolder:
 
     def committed(self) -> dict[str, Any] | None:
         """Return what the commit point says about the last finished round; None before the first."""
-        found = self.server_state()
-        return found and found[1]
+        state = self.server_state()
+        return state and state[1]
 
     def server_state(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the server's state after the last finished round, and what the commit point says about it."""
@@ -238,11 +207,11 @@ class RunFolder:
 
     # --- clients ---
 
-    def states(self, name: str) -> "StateFolder":
+    def states(self, name: str) -> StateFolder:
         """The networks of a client that keeps its state in this folder."""
         return StateFolder(self._own_folder("clients", name), keep=3)
 
-    def shares(self, name: str) -> "StateFolder":
+    def shares(self, name: str) -> StateFolder:
         """Return the folder of the contributions that the server keeps of a client."""
         return StateFolder(self._own_folder("shares", name), keep=3)
 

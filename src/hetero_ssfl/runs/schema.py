@@ -14,7 +14,7 @@ from ..errors import DamagedError
 SiteKind = Literal["simulated", "python", "nodes"]
 """Where a run's participants are: a split of one data set, objects of a user's program, or node settings files."""
 
-Figures = dict[str, float]
+Metrics = dict[str, float]
 
 
 class _File(BaseModel):
@@ -44,6 +44,11 @@ class Facts(_File):
     sources: GivenSources | None = None
     checksums: dict[str, str | None] = {}
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the participants are on other machines, and so are their models."""
+        return self.site == "nodes" and not self.nodes
+
 
 class History(_File):
     earlier: list[dict[str, str | int]]
@@ -59,14 +64,14 @@ class Model(_File):
 
 
 class Results(_File):
-    clients: dict[str, Figures]
-    mean: Figures
-    untrained: dict[str, Figures]
-    sd_over_clients: Figures = {}
+    clients: dict[str, Metrics]
+    mean: Metrics
+    untrained: dict[str, Metrics]
+    sd_over_clients: Metrics = {}
     models: dict[str, Model] = {}
     absent: list[str] = []
     never_trained: list[str] = []
-    shared: Figures = Field({}, alias="global")
+    shared: Metrics = Field({}, alias="global")
 
 
 class Node(_File):
@@ -148,6 +153,6 @@ def check_content(content: dict[str, Any], path: Path, remedy: str) -> None:
         KINDS.get(path.name, Study).model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        place, found = ".".join(map(str, first["loc"])), str(first["input"])[:40]
+        place, value = ".".join(map(str, first["loc"])), str(first["input"])[:40]
         expected = first["msg"].lower().removeprefix("input ").removeprefix("should be ")
-        raise DamagedError(f"'{path}' has {place} = {found}, expected: {expected}. {remedy}") from None
+        raise DamagedError(f"'{path}' has {place} = {value}, expected: {expected}. {remedy}") from None

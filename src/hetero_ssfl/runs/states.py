@@ -9,9 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import DamagedError, LostStateError, ProtocolError
-from .files import load_state, locked, save_tensors
-from .schema import SiteKind as SiteKind
-from .sealing import COPY
+from .files import COPY, load_state, locked, save_tensors
 
 STATE_FILE = re.compile(r"round-\d{6}\.safetensors")
 
@@ -45,13 +43,13 @@ class StateFolder:
     def newest(self, limit: int) -> int:
         """Return the newest saved round up to `limit`; 0 for an untrained client."""
         saved = self._saved()
-        found = max((r for r in saved if r <= limit), default=0)
-        if not found and len(saved) > 1:
+        newest = max((r for r in saved if r <= limit), default=0)
+        if not newest and len(saved) > 1:
             raise ProtocolError(
                 f"the server asked for networks after round {limit}, but '{self.path.name}' has only rounds {saved}. "
                 "The server's run folder may be an old copy: continue with the newest one."
             )
-        return found
+        return newest
 
     def load(self, round_number: int) -> dict[str, Tensor]:
         tensors, about = load_state(self.file(round_number))

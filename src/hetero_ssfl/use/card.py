@@ -1,86 +1,67 @@
-"""Write model cards: what an encoder is, how it was trained, its accuracy, and how to load it."""
+"""Write model cards: what an encoder is, how it was trained, its accuracy, and how to load it (templates/card.md)."""
 
 import inspect
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
 
 from ..errors import ConfigError
 from ..learning.encoders import parse_spec
 from ..plugins import GIVEN, find, is_trusted
+from ..report.tables import number
 from ..runs.events import ClientTrained, is_number
 from ..terminal import printable
 from .models import ModelFolder
 
-HEAD = """---
-library_name: pytorch
-pipeline_tag: {task}
-tags: [self-supervised-learning, federated-learning, {task}, hetero-ssfl]
----
-"""
-PAPER = (
-    "Each participant trains its own architecture on its own data without labels and sends only representations of a "
-    "small shared set (D. Makhija, N. Ho, J. Ghosh, *Federated Self-supervised Learning for Heterogeneous Clients*)."
-)
 SPENT = ("epsilon", "delta", "clip", "releases")
-LIMITS = """## Limits
-
-- It was trained on the data of one federation. It may embed other data poorly: measure it on your own task first.
-- Accuracies are measured with probes on frozen features, not with a finished classifier.
-- Weights can reveal information about the training data. There is no formal privacy guarantee.
-- This card gives no licence: the owner of the data and the model decides on one.
-"""
 
 
 def model_card(model: ModelFolder, encoder: str | None, files: Mapping[str, str]) -> str:
     """Return Markdown with front matter. `files` maps formats to file names; `encoder` overrides the card's encoder."""
-    card, shape, side = model.card, ", ".join(map(str, model.shape)), model.shape[-1]
-    scaled = " with values from 0 to 1" if "mean" in card["input"] else ""
-    takes, given = f"inputs of shape ({shape})", f"Inputs are float32 of shape (n, {shape}){scaled}."
+    shape, takes = model.shape, f"inputs of shape ({', '.join(map(str, model.shape))})"
     if model.takes_images:
-        kind = {1: "grey images", 3: "colour images"}.get(model.shape[0], f"images of {model.shape[0]} channels,")
-        takes = f"{kind} of {side} x {side} pixels"
-        given = (
-            f"Images are resized so that the shorter side fits, cropped to the middle {side} x {side} pixels, and "
-            f"given as float32 of shape (n, {shape}){scaled}."
-        )
-    parts = [
-        HEAD.format(task="image-feature-extraction" if model.takes_images else "feature-extraction"),
-        f"# {_text(model.client)}: `{_line(card['encoder']).replace('`', '')}`",
-        f"An encoder with {card.get('parameters', 0):,} parameters that maps {takes} to feature vectors, trained in a "
-        f"federation with hetero-ssfl. {PAPER if card.get('method') == 'hetero-ssfl' else ''}",
-        _training(model),
-        _results(model),
-        "## Load it\n",
-        given,
-        *[_loading(kind, name, model, encoder) for kind, name in files.items()],
-        LIMITS,
-    ]
-    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+        kind = {1: "grey images", 3: "colour images"}.get(shape[0], f"images of {shape[0]} channels,")
+        takes = f"{kind} of {shape[-1]} x {shape[-1]} pixels"
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"), trim_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters |= {"line": _line, "text": _text}
+    return environment.get_template("card.md").render(
+        model=model,
+        task="image-feature-extraction" if model.takes_images else "feature-extraction",
+        shape=shape,
+        takes=takes,
+        training=_training(model),
+        scores=_scores(model),
+        loading=[_loading(kind, name, model, encoder) for kind, name in files.items()],
+    )
 
 
-def _training(model: ModelFolder) -> str:
+def _training(model: ModelFolder) -> dict[str, Any]:
     card = model.card
     facts = {"method": card.get("method"), "rounds": card.get("round"), "seed": card.get("seed")}
     if model.run is not None:
-        config = model.run.config
+        config, results = model.run.read_config(), model.run.read_json("results.json")
         events = [e for e in model.run.events() if isinstance(e, ClientTrained) and e.client == model.client]
         examples = [e.examples for e in events if e.examples is not None]
-        results = model.run.read_json("results.json")
         facts |= {
             "self-supervised loss": config.ssl.kind,
             "local epochs per round": config.local_epochs,
             "participants": len(results["clients"]) + len(results.get("absent", [])),
             "examples of this participant": f"{examples[-1]:,}" if examples else None,
             "examples of the shared set (RAD)": f"{config.rad.size:,}",
+            "commit": model.run.read_json("environment.json").get("commit"),
         }
-        facts |= {"commit": model.run.read_json("environment.json").get("commit")}
-    facts |= {"privacy of what was sent": _privacy(card.get("privacy"))}
-    facts |= {"RAD digest": f"{card['rad_digest'][:12]}" if card.get("rad_digest") else None}
-    facts |= {"hetero-ssfl": card.get("hetero_ssfl")}
-    rows = [f"| {key} | {_text(value)} |" for key, value in facts.items() if value is not None]
-    return "\n".join(["## How it was trained\n", "| | |", "|---|---|", *rows])
+    return {
+        **facts,
+        "privacy of what was sent": _privacy(card.get("privacy")),
+        "RAD digest": str(card["rad_digest"])[:12] if card.get("rad_digest") else None,
+        "hetero-ssfl": card.get("hetero_ssfl"),
+    }
 
 
 def _privacy(spent: object) -> str | None:
@@ -95,21 +76,12 @@ def _privacy(spent: object) -> str | None:
     )
 
 
-def _results(model: ModelFolder) -> str:
-    """Return a table of probe accuracies if the run is available and has labels."""
+def _scores(model: ModelFolder) -> dict[str, list[str]]:
+    """Return probe accuracies of this encoder, untrained, and of all participants; empty without run or labels."""
     results: dict[str, Any] = model.run.read_json("results.json") if model.run else {}
     scores = results.get("clients", {}).get(model.client, {})
-    if not scores:
-        return ""
     untrained, mean = results.get("untrained", {}).get(model.client, {}), results.get("mean", {})
-    rows = [
-        f"| {_text(name).replace('_', ', ')} | {value:.1f} | {_figure(untrained.get(name))} "
-        f"| {_figure(mean.get(name))} |"
-        for name, value in sorted(scores.items())
-    ]
-    head = "| probe | this encoder | the same untrained | mean over participants |"
-    text = "`all`: every class; `own`: the classes that this participant holds."
-    return "\n".join(["## Accuracy on test data (%)\n", head, "|---|---|---|---|", *rows, "", text])
+    return {name: [number(column.get(name)) for column in (scores, untrained, mean)] for name in sorted(scores)}
 
 
 def _text(value: object) -> str:
@@ -121,43 +93,27 @@ def _line(value: object) -> str:
     return printable(" ".join(str(value).split()))
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def _loading(kind: str, file: str, model: ModelFolder, encoder: str | None) -> str:
+def _loading(kind: str, file: str, model: ModelFolder, encoder: str | None) -> tuple[str, bool, list[str]]:
+    """Return a title, whether the file includes the normalisation, and lines of code."""
+    normalised = "mean" in model.card["input"]
     if kind == "onnx":
-        title, code = (
-            "ONNX, with onnxruntime",
-            [
-                "import onnxruntime",
-                f'session = onnxruntime.InferenceSession("{file}")',
-                'features = session.run(None, {"images": images})[0]  # images: a numpy array',
-            ],
-        )
-    elif kind == "torch-export":
-        title, code = (
-            "torch.export, with torch alone",
-            [
-                "import torch",
-                f'encoder = torch.export.load("{file}").module()',
-                "features = encoder(images)",
-            ],
-        )
-    else:
-        mean, std = model.normalisation
-        title, code = (
-            "safetensors, with the encoder's own class",
-            [
-                "from safetensors.torch import load_file",
-                *_building(model, encoder),
-                f'encoder.load_state_dict(load_file("{file}"))',
-                f"features = encoder.eval()((images - {mean}) / {std})",
-            ],
-        )
-    has_normalisation = kind != "safetensors" and "mean" in model.card["input"]
-    inside = "The file includes the normalisation.\n\n" if has_normalisation else ""
-    return f"### {title}\n\n{inside}```python\n" + "\n".join(code) + "\n```"
+        code = [
+            "import onnxruntime",
+            f'session = onnxruntime.InferenceSession("{file}")',
+            'features = session.run(None, {"images": images})[0]  # images: a numpy array',
+        ]
+        return "ONNX, with onnxruntime", normalised, code
+    if kind == "torch-export":
+        code = ["import torch", f'encoder = torch.export.load("{file}").module()', "features = encoder(images)"]
+        return "torch.export, with torch alone", normalised, code
+    mean, std = model.normalisation
+    code = [
+        "from safetensors.torch import load_file",
+        *_building(model, encoder),
+        f'encoder.load_state_dict(load_file("{file}"))',
+        f"features = encoder.eval()((images - {mean}) / {std})",
+    ]
+    return "safetensors, with the encoder's own class", False, code
 
 
 def _building(model: ModelFolder, encoder: str | None) -> list[str]:

@@ -62,11 +62,11 @@ def embed(encoders: Sequence[nn.Module], images: Iterable[Placed], count: int, c
         rows += [image.row for image in batch]
         paths += [image.path for image in batch]
         pixels = torch.stack([image.pixels for image in batch])
-        for encoder, found in zip(encoders, parts, strict=True):
-            found.append(extract_features(encoder, pixels))
+        for encoder, features in zip(encoders, parts, strict=True):
+            features.append(extract_features(encoder, pixels))
     if not rows:
         raise DataError("there are no readable images, expected at least one. Check --images.")
-    return Embedded(rows, paths, [torch.cat(found) for found in parts])
+    return Embedded(rows, paths, [torch.cat(features) for features in parts])
 
 
 def embed_data(encoders: Mapping[str, nn.Module], data: Data, rad: Tensor, config: DataConfig) -> dict[str, Tensor]:
@@ -79,8 +79,8 @@ def embed_data(encoders: Mapping[str, nn.Module], data: Data, rad: Tensor, confi
                 f"'{data}' holds images of 1 or 3 channels, but the run's have {rad.shape[1]}. Pass an array instead."
             )
         total, pictures = each_image(config.model_copy(update={"source": str(data)}))
-        found = embed(list(encoders.values()), pictures, total, Console(stderr=True))
-        return dict(zip(encoders, found.features, strict=True))
+        embedded = embed(list(encoders.values()), pictures, total, Console(stderr=True))
+        return dict(zip(encoders, embedded.features, strict=True))
     samples = read_given(data, None, config, "the new data").pixels
     check_alike(samples, rad)
     return {name: extract_features(encoder, samples) for name, encoder in encoders.items()}
@@ -104,9 +104,9 @@ def _batches(images: Iterable[Placed]) -> Iterator[list[Placed]]:
         yield batch
 
 
-def save_features(path: Path, found: Embedded, model: ModelFolder) -> None:
+def save_features(path: Path, embedded: Embedded, model: ModelFolder) -> None:
     """Save Parquet with columns row, path (null in tables) and feature (a list), or NumPy with only the features."""
-    values = found.features[0].numpy()
+    values = embedded.features[0].numpy()
     if path.suffix == ".npy":
         import numpy as np
 
@@ -118,7 +118,11 @@ def save_features(path: Path, found: Embedded, model: ModelFolder) -> None:
     import pyarrow.parquet as pq
 
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-    columns = {"row": pa.array(found.rows, pa.int64()), "path": pa.array(found.paths, pa.string()), "feature": vectors}
+    columns = {
+        "row": pa.array(embedded.rows, pa.int64()),
+        "path": pa.array(embedded.paths, pa.string()),
+        "feature": vectors,
+    }
     table = pa.table(columns).replace_schema_metadata({"hetero_ssfl": json.dumps(model.card)})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)

@@ -13,14 +13,14 @@ from ..federation.client.scoring import evaluate
 from ..federation.participants import PythonSite, Site, open_site
 from ..federation.participants.node import RadMissingError
 from ..federation.participants.participant import Participant
-from ..federation.start import places_of, torch_threads
+from ..federation.start import places_of, torch_threads, warn_of_changed_data
 from ..federation.wire import Header
 from ..kernels.cka import mutual_cka
 from ..learning.features import extract_features
 from ..plugins import check_place, check_trusted, is_missing, missing_object
+from ..report.rad_features import MAX_CLIENTS, RadFeatures, left_out, shown_rows
+from ..report.tables import without_folders
 from ..runs.folder import RunFolder, resume_command
-
-# --- the participants of an existing run ---
 
 log = logging.getLogger(__name__)
 
@@ -55,33 +55,33 @@ def participant_of(folder: RunFolder, site: Site, config: Config, number: int) -
 class Encoders:
     """The encoders of a run that can be built in this process, and why the others cannot."""
 
-    found: dict[str, nn.Module]
+    modules: dict[str, nn.Module]
     rad: Tensor | None
     missing: dict[str, str]
 
     def require(self) -> "Encoders":
         """Raise RunError if there is none."""
-        if not self.found:
+        if not self.modules:
             raise RunError(" ".join(dict.fromkeys(self.missing.values())))
         return self
 
 
 def encoders_of(folder: RunFolder, site: Site, trained: bool = True, clients: Sequence[int] | None = None) -> Encoders:
     """Build the clients' encoders, trained or untrained. One that cannot be built does not hide the others."""
-    config = folder.config
-    names, found, missing, rad = site.names(config), {}, {}, None
+    config = folder.read_config()
+    names, modules, missing, rad = site.names(config), {}, {}, None
     for number in range(len(names)) if clients is None else clients:
         try:
             participant = participant_of(folder, site, config, number)
-            found[participant.name], rad = participant.encoder(trained), participant.rad
+            modules[participant.name], rad = participant.encoder(trained), participant.rad
         except (HeteroSSFLError, RuntimeError) as error:  # RuntimeError: the encoder's code has changed since training
             missing[names[number]] = str(error)
-    return Encoders(found, rad, missing)
+    return Encoders(modules, rad, missing)
 
 
 def check_data(folder: RunFolder) -> None:
     """Raise ConfigError if the data of a run were not used on this machine: the folder may come from someone else."""
-    for place in places_of(folder) if folder.site != "nodes" else ():
+    for place in places_of(folder) if folder.read_facts().site != "nodes" else ():
         if not is_here(place):
             check_place(place, "data.source")
 
@@ -106,9 +106,24 @@ def reevaluate(
             yield participant.name, evaluate(participant, participant.newest(), split)
 
 
+def read_rad_features(folder: RunFolder, trained: bool) -> RadFeatures:
+    """Return the features of the trained or untrained encoders. Raises HeteroSSFLError if none is available."""
+    site = open_site(folder)
+    if trained:
+        warn_of_changed_data(folder)
+    count = len(site.names(folder.read_config()))
+    built = encoders_of(folder, site, trained, range(min(count, MAX_CLIENTS))).require()
+    assert built.rad is not None
+    rows = shown_rows(len(built.rad))
+    features = [extract_features(encoder, built.rad[rows]) for encoder in built.modules.values()]
+    limits = [left_out(count, len(built.rad))]
+    limits += [without_folders(f"{name} is missing: {reason}") for name, reason in built.missing.items()]
+    return RadFeatures(list(built.modules), features, " ".join(filter(None, limits)))
+
+
 def mutual_cka_of(folder: RunFolder, site: Site, trained: bool) -> tuple[list[str], Tensor]:
     """Return names and mutual CKA on the RAD of the encoders that can be built, before or after training."""
     built = encoders_of(folder, site, trained).require()
     assert built.rad is not None
-    features = [extract_features(encoder, built.rad) for encoder in built.found.values()]
-    return list(built.found), mutual_cka(features)
+    features = [extract_features(encoder, built.rad) for encoder in built.modules.values()]
+    return list(built.modules), mutual_cka(features)

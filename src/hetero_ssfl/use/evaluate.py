@@ -44,7 +44,7 @@ def evaluate_run_on(folder: RunFolder, source: str, config: Config) -> tuple[Sco
     built = encoders_of(folder, open_site(folder)).require()
     assert built.rad is not None
     train, test = read_new_data(source, None, None, config, built.rad)
-    return evaluate_on(built.found, train, test, config), built.missing, len(train.classes)
+    return evaluate_on(built.modules, train, test, config), built.missing, len(train.classes)
 
 
 def evaluate_on(encoders: Mapping[str, nn.Module], train: Images, test: Images, config: Config) -> Scores:

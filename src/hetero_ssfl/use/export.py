@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, RunError
 from ..plugins import load_module
-from ..runs.files import write_atomically
-from ..runs.sealing import seal_json
+from ..runs.files import seal_json, write_atomically
 from .card import model_card
 from .models import ModelFolder
 
@@ -151,9 +150,11 @@ def _compare(module: nn.Module, run: Run, shape: tuple[int, ...], to: str) -> No
     for count in (1, 2, 5):
         images = torch.rand(count, *shape, generator=torch.Generator().manual_seed(count))
         with torch.no_grad():
-            expected, found = module(images), run(images)
+            expected, features = module(images), run(images)
         scale = max(1.0, float(expected.abs().max()))
-        difference = float((expected - found).abs().max()) / scale if found.shape == expected.shape else float("inf")
+        difference = (
+            float((expected - features).abs().max()) / scale if features.shape == expected.shape else float("inf")
+        )
         if not difference <= TOLERANCE:
             raise RunError(
                 f"the features of the {to} file differ from the encoder's by {difference:.1e}, expected at most "

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from ..errors import ConfigError, RunError
 from ..learning.encoders import build_encoder
 from ..plugins import GIVEN, check_trusted
-from ..runs.files import load_tensors
+from ..runs.files import load_tensors, read_json
 from ..runs.folder import RunFolder, client_name
-from ..runs.sealing import unseal_json
 
 
 @dataclass(frozen=True)
@@ -25,22 +24,18 @@ class ModelFolder:
 
     @classmethod
     def read(cls, path: Path, run: RunFolder | None = None) -> "ModelFolder":
+        model = cls(path, read_json(path / "card.json", "Restore it from a copy."), run)
         try:
-            card = unseal_json((path / "card.json").read_bytes(), path / "card.json", "Restore it from a copy.")
-            shape = _shape(card["input"])
-            known = isinstance(card["client"], str) and isinstance(card["encoder"], str)
-        except OSError as error:
-            raise RunError(
-                f"the model in '{path}' has no readable card.json ({error.strerror}). Restore it from a copy."
-            ) from None
-        except (ValueError, KeyError, TypeError):
-            shape, known = (), False
-        if not known or not shape or not all(isinstance(size, int) and size > 0 for size in shape):
+            known = isinstance(model.card["client"], str) and isinstance(model.card["encoder"], str)
+            known &= bool(model.shape) and all(isinstance(size, int) and size > 0 for size in model.shape)
+        except (KeyError, TypeError):
+            known = False
+        if not known:
             raise RunError(
                 f"'{path / 'card.json'}' does not describe the encoder and its input. "
                 "Restore it from a copy, or run again with this version of hetero-ssfl."
             )
-        return cls(path, card, run)
+        return model
 
     @property
     def client(self) -> str:
@@ -49,7 +44,8 @@ class ModelFolder:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input; (channels, side, side) for images."""
-        return _shape(self.card["input"])
+        takes = self.card["input"]
+        return tuple(takes["shape"]) if "shape" in takes else (takes["channels"], takes["side"], takes["side"])
 
     @property
     def takes_images(self) -> bool:
@@ -101,19 +97,16 @@ class ModelFolder:
         module.load_state_dict(weights)
 
 
-def _shape(takes: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(takes["shape"]) if "shape" in takes else (takes["channels"], takes["side"], takes["side"])
-
-
-def _first_difference(expected: dict[str, Tensor], found: dict[str, Tensor]) -> str:
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found:
+def _first_difference(expected: dict[str, Tensor], saved: dict[str, Tensor]) -> str:
+    for name in sorted(expected.keys() | saved.keys()):
+        if name not in saved:
             return f"the file does not have '{name}'"
         if name not in expected:
             return f"the file has '{name}', but the encoder does not"
-        if expected[name].shape != found[name].shape:
-            shapes = tuple(expected[name].shape), tuple(found[name].shape)
-            return f"'{name}' is {shapes[0]} in the encoder and {shapes[1]} in the file"
+        if expected[name].shape != saved[name].shape:
+            return (
+                f"'{name}' is {tuple(expected[name].shape)} in the encoder and {tuple(saved[name].shape)} in the file"
+            )
     return ""
 
 
@@ -153,13 +146,13 @@ def _model_folders(run: RunFolder) -> dict[str, Path]:
     """Return the folder of each client's model, by name."""
     from ..federation.participants import open_site
 
-    found = open_site(run).model_folders(run)
-    if not found:
+    folders = open_site(run).model_folders(run)
+    if not folders:
         raise RunError(
             f"'{run.path}' contains no models: the participants keep them on their own machines. There, use the folder "
             f"federations/{run.read_json('facts.json').get('federation', 'ID')}/model in the node's home instead."
         )
-    return found
+    return folders
 
 
 def _resolve(client: str | None, folders: dict[str, Path]) -> str:

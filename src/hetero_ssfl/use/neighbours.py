@@ -1,6 +1,6 @@
 """Write a page of nearest images by the encoders of one or more clients."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ..data.streams import Placed
 from ..errors import ConfigError
 from ..learning.features import extract_features, nearest
-from ..report.rad_features import rad_of, thumbnail
-from ..runs.files import write_atomically
+from ..report.page import fill_template, write_page
+from ..report.rad_features import thumbnail
 from ..seeding import rng_for
 from ..terminal import Console
 from .embed import Embedded, OnBad, embed, open_images
@@ -47,7 +47,7 @@ class Search:
             )
         if not model.takes_images:
             raise ConfigError(f"the RAD of '{model.run.path}' does not contain images, so there is nothing to show.")
-        pixels = rad_of(model.run)
+        pixels = model.run.rad()[0]
         return len(pixels), (Placed(row, None, image) for row, image in enumerate(pixels))
 
 
@@ -59,21 +59,45 @@ class Query:
     place: int | None
 
 
-def write_page(search: Search, output: Path, console: Console) -> None:
-    if output.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"cannot write a page to '{output}', expected a name that ends in .html.")
+def write_neighbours(search: Search, output: Path, console: Console) -> None:
+    write_page(output, lambda: _render(search, console))
+
+
+def _render(search: Search, console: Console) -> str:
     count, images = search.open()
     encoders = [model.load(search.encoder) for model in search.models]
-    found = embed(encoders, images, count, console)
-    if len(found.rows) < 2:
+    embedded = embed(encoders, images, count, console)
+    if len(embedded.rows) < 2:
         raise ConfigError("there is only one image, expected at least 2 to compare. Name more with --images.")
-    queries = _queries(search, found)
-    pairs = list(zip(encoders, found.features, strict=True))
+    queries = _queries(search, embedded)
+    pairs = list(zip(encoders, embedded.features, strict=True))
     answers = [[_answer(query, encoder, features, search.k) for encoder, features in pairs] for query in queries]
     shown = {place for answer in answers for places, _ in answer for place in places}
     shown |= {query.place for query in queries if query.place is not None}
-    pictures = _pictures(search, {found.rows[place] for place in shown})
-    write_atomically(output, _render(search, found, queries, answers, pictures).encode("utf-8", "replace"))
+    pictures = _pictures(search, {embedded.rows[place] for place in shown})
+
+    def near(places: list[int], similarities: list[float]) -> list[dict[str, str]]:
+        return [
+            {"name": _name(embedded, place), "picture": pictures[embedded.rows[place]], "similarity": f"{value:.3f}"}
+            for place, value in zip(places, similarities, strict=True)
+        ]
+
+    sections: list[dict[str, Any]] = []
+    for query, answer in zip(queries, answers, strict=True):
+        clients = [
+            {"name": f"{model.client}, {model.card['encoder']}", "near": near(*one)}
+            for model, one in zip(search.models, answer, strict=True)
+        ]
+        picture = pictures[embedded.rows[query.place or 0]] if query.pixels is None else thumbnail(query.pixels, SIDE)
+        sections.append({"name": query.name, "picture": picture, "clients": clients})
+    count = len(embedded.rows)
+    among = f"{count:,} shared images (RAD)" if search.source is None else f"{count:,} images of {search.source}"
+    intro = (
+        f"The {search.k} nearest of {among} to each query, nearest first, by the cosine similarity of each encoder's "
+        "features (1 means the same direction)."
+    )
+    values = {"made_by": "neighbours", "title": "Nearest images", "intro": intro, "queries": sections}
+    return fill_template("neighbours.html", Path(__file__).parent / "templates", **values)
 
 
 def _answer(query: Query, encoder: nn.Module, features: Tensor, k: int) -> Answer:
@@ -84,79 +108,38 @@ def _answer(query: Query, encoder: nn.Module, features: Tensor, k: int) -> Answe
     return places[0].tolist(), similarities[0].tolist()
 
 
-def _queries(search: Search, found: Embedded) -> list[Query]:
+def _queries(search: Search, embedded: Embedded) -> list[Query]:
     if not search.queries:
-        order = torch.randperm(len(found.rows), generator=rng_for(search.seed, "neighbour queries"))
-        return [Query(_name(found, place), None, place) for place in sorted(order[:RANDOM_QUERIES].tolist())]
-    return [_query(search, text, found) for text in search.queries]
+        order = torch.randperm(len(embedded.rows), generator=rng_for(search.seed, "neighbour queries"))
+        return [Query(_name(embedded, place), None, place) for place in sorted(order[:RANDOM_QUERIES].tolist())]
+    return [_query(search, text, embedded) for text in search.queries]
 
 
-def _query(search: Search, text: str, found: Embedded) -> Query:
-    if text.isdecimal() and int(text) in found.rows:
-        place = found.rows.index(int(text))
-        return Query(_name(found, place), None, place)
-    if text in found.paths:
-        return Query(text, None, found.paths.index(text))
+def _query(search: Search, text: str, embedded: Embedded) -> Query:
+    if text.isdecimal() and int(text) in embedded.rows:
+        place = embedded.rows.index(int(text))
+        return Query(_name(embedded, place), None, place)
+    if text in embedded.paths:
+        return Query(text, None, embedded.paths.index(text))
     if Path(text).is_file():
         _, images = open_images(search.models[0], text)
         return Query(text, next(images).pixels, None)
     raise ConfigError(
         f"there is no image '{text}', expected a file, the path of one of the images, or a number from "
-        f"{found.rows[0]} to {found.rows[-1]}. Change --query."
+        f"{embedded.rows[0]} to {embedded.rows[-1]}. Change --query."
     )
 
 
-def _name(found: Embedded, place: int) -> str:
-    return found.paths[place] or f"image {found.rows[place]}"
+def _name(embedded: Embedded, place: int) -> str:
+    return embedded.paths[place] or f"image {embedded.rows[place]}"
 
 
 def _pictures(search: Search, rows: set[int]) -> dict[int, str]:
     """Return thumbnails of the given rows. A second pass keeps only these images in memory."""
-    return {
-        image.row: thumbnail(image.pixels, SIDE) for image in _until(search.open()[1], max(rows)) if image.row in rows
-    }
-
-
-def _until(images: Iterable[Placed], last: int) -> Iterator[Placed]:
-    for image in images:
-        yield image
-        if image.row >= last:
-            return
-
-
-def _render(
-    search: Search,
-    found: Embedded,
-    queries: Sequence[Query],
-    answers: Sequence[Sequence[Answer]],
-    pictures: dict[int, str],
-) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    here = Path(__file__).parent
-    templates = FileSystemLoader([here / "templates", here.parent / "report" / "templates"])
-    environment = Environment(loader=templates, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-
-    def near(places: list[int], similarities: list[float]) -> list[dict[str, str]]:
-        return [
-            {"name": _name(found, place), "picture": pictures[found.rows[place]], "similarity": f"{value:.3f}"}
-            for place, value in zip(places, similarities, strict=True)
-        ]
-
-    shown: list[dict[str, Any]] = []
-    for query, answer in zip(queries, answers, strict=True):
-        clients = [
-            {"name": f"{model.client}, {model.card['encoder']}", "near": near(*one)}
-            for model, one in zip(search.models, answer, strict=True)
-        ]
-        picture = thumbnail(query.pixels, SIDE) if query.pixels is not None else pictures[found.rows[query.place or 0]]
-        shown.append({"name": query.name, "picture": picture, "clients": clients})
-    count = len(found.rows)
-    among = f"{count:,} shared images (RAD)" if search.source is None else f"{count:,} images of {search.source}"
-    intro = (
-        f"The {search.k} nearest of {among} to each query, nearest first, by the cosine similarity of each encoder's "
-        "features (1 means the same direction)."
-    )
-    return environment.get_template("neighbours.html").render(
-        made_by="neighbours", title="Nearest images", intro=intro, queries=shown
-    )
+    pictures = {}
+    for image in search.open()[1]:
+        if image.row in rows:
+            pictures[image.row] = thumbnail(image.pixels, SIDE)
+        if len(pictures) == len(rows):
+            break
+    return pictures

@@ -23,7 +23,7 @@ def open_site(folder: RunFolder, to_train: bool = False) -> Site:
     Node settings that the folder names are read only if they were used on this machine before, or `to_train`: the
     folder may come from someone else.
     """
-    kind = folder.site
+    kind = folder.read_facts().site
     if kind == "simulated":
         return SimulatedSite(folder)
     if kind == "python":

@@ -161,7 +161,7 @@ class PythonSite:
         )
 
     def model_folders(self, folder: RunFolder) -> dict[str, Path]:
-        return {name: folder.path / "models" / name for name in self.names(folder.config)}
+        return {name: folder.path / "models" / name for name in self.names(folder.read_config())}
 
     # --- the data they hold together ---
 
@@ -190,7 +190,7 @@ class ReopenedPythonSite(PythonSite):
         objects = [f"the data of {name}" for name, source in sources["clients"].items() if source is None]
         if objects:
             raise self._missing(objects)
-        config, taken = self.folder.config, sources["rad_taken"]
+        config, taken = self.folder.read_config(), sources["rad_taken"]
         models = [config.model_of(k) for k in range(len(sources["clients"]))]
         prepared, _ = read_clients(given_again(sources), models, self.rad if taken is None else taken, config)
         for client in prepared:

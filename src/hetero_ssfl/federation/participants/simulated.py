@@ -101,7 +101,7 @@ class SimulatedSite:
         )
 
     def model_folders(self, folder: RunFolder) -> dict[str, Path]:
-        return {name: folder.path / "models" / name for name in self.names(folder.config)}
+        return {name: folder.path / "models" / name for name in self.names(folder.read_config())}
 
     # --- the data they hold together, read once per process ---
 
@@ -112,7 +112,7 @@ class SimulatedSite:
     def _images(self, split: Literal["train", "test"]) -> Images:
         """Load a split. The run knows its images by row number, so they must be those that it began with."""
         _check_present(self.folder)
-        images = load_images(self.folder.config.data, split)
+        images = load_images(self.folder.read_config().data, split)
         recorded = self.folder.read_json("facts.json").get("checksums", {}).get(split)
         if recorded and images.checksum and images.checksum != recorded:
             raise _changed(self.folder, data_changes(self.folder) or "other contents")
@@ -148,7 +148,7 @@ class SimulatedSite:
         if rows is None or rows.dtype != torch.int64 or not bool(((rows >= 0) & (rows < count)).all()):
             raise DataError(
                 f"the split in '{self.folder.path}' lists rows of {name} that are missing or out of range: "
-                f"'{self.folder.config.data.source}' has {count} training images. Restore the data of the run."
+                f"'{self.folder.read_config().data.source}' has {count} training images. Restore the data of the run."
             )
         return rows
 
@@ -157,12 +157,12 @@ def data_changes(folder: RunFolder) -> str | None:
     """Describe how the files of a run's data have changed since it began; None if they have not."""
     if not (folder.path / SOURCES).exists():  # the data have no files
         return None
-    return what_changed(folder.config.data.source, folder.read_json(SOURCES)["data"])
+    return what_changed(folder.read_config().data.source, folder.read_json(SOURCES)["data"])
 
 
 def _check_present(folder: RunFolder) -> None:
     """Raise DataError if the data of a run were files, and these are not there any more."""
-    source = folder.config.data.source
+    source = folder.read_config().data.source
     try:
         present = not (folder.path / SOURCES).exists() or isinstance(locate(source), Path)
     except DataError:
@@ -176,6 +176,7 @@ def _check_present(folder: RunFolder) -> None:
 
 def _changed(folder: RunFolder, how: str) -> DataError:
     return DataError(
-        f"the images of '{folder.config.data.source}' have changed since the run in '{folder.path}' began: {how}. "
+        f"the images of '{folder.read_config().data.source}' have changed since the run in '{folder.path}' began: "
+        f"{how}. "
         f"Restore them, or start a new run; hetero-ssfl evaluate {folder.path} --images SOURCE tests on other images."
     )

@@ -38,7 +38,7 @@ from ...runs.events import (
     Started,
     never_trained,
 )
-from ...runs.folder import RunFolder, change_command, resume_command
+from ...runs.folder import RunFolder, resume_command
 from ...seeding import rng_for
 from ..wire import Scalar, check_size, pack, read_figures, read_update
 from .outcome import Outcome
@@ -166,7 +166,7 @@ class Server:
         return Outcome(self.method.aggregate(state, updates), events, len(updates), means)
 
     def diverged(self, state: ServerState, reason: str) -> TooFewRepliesError:
-        lower = change_command(self.folder.path, "optim.lr", self.config.optim.lr / 10)
+        lower = resume_command(self.folder.path, "optim.lr", self.config.optim.lr / 10)
         return TooFewRepliesError(
             f"the loss diverged: {reason} Round {max(0, state.round)}, the last finished one, is kept: continue from "
             f"there with, for example, a lower learning rate: {lower}"

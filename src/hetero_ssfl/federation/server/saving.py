@@ -10,9 +10,8 @@ from torch import Tensor
 from ...errors import LostStateError
 from ...methods import ClientId, ServerState
 from ...runs.events import RoundDone
-from ...runs.files import SavedTensors, save_tensors, sync_folder
+from ...runs.files import COPY, SavedTensors, save_tensors, sync_folder
 from ...runs.folder import BEFORE, RunFolder, load_commit
-from ...runs.sealing import COPY
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def step_back(folder: RunFolder) -> Saved | None:
         folder.log.read(about["events"])  # both must be whole before they replace the others
     except LostStateError:
         return None
-    if any(after > about["round"] for after, _ in folder.earlier):  # the round was played with other settings
+    if any(after > about["round"] for after, _ in folder.read_earlier()):  # the round was played with other settings
         return None
     before.replace(folder.path / "server.safetensors")
     sync_folder(folder.path)

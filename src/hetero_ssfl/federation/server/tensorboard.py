@@ -27,7 +27,7 @@ def check_tracking(config: Config) -> Any:
 
 def tracking(folder: RunFolder, listen: Listener) -> Listener:
     """Wrap a listener: write points if the config asks for them, and pass every event on."""
-    package = check_tracking(folder.config)
+    package = check_tracking(folder.read_config())
     if package is None:
         return listen
     place = folder.path / "tensorboard"

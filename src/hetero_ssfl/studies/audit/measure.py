@@ -195,8 +195,8 @@ def _scene(path: Path) -> "Scene":
 
 def open_scene(folder: RunFolder) -> "Scene":
     """Check that the run can be audited, and open it."""
-    config = folder.config
-    if folder.site != "simulated":
+    config = folder.read_config()
+    if folder.read_facts().site != "simulated":
         raise RunError(
             f"the clients of '{folder.path}' are not a split of one data set, and an audit needs the images of all "
             "clients to measure its success. Audit a run of `hetero-ssfl run CONFIG`."

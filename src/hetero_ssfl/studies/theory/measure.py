@@ -98,13 +98,13 @@ def kernel_method(folder: RunFolder, what: str) -> HeteroSSFL:
 
     To measure a run is to train with its config, so all code that it names must be trusted.
     """
-    for setting, spec in folder.config.own_code.items():
+    for setting, spec in folder.read_config().own_code.items():
         check_trusted(spec, setting)
-    method = method_for(folder.config)
+    method = method_for(folder.read_config())
     if not isinstance(method, HeteroSSFL):
         raise RunError(
             f"{what} is about methods that align kernels, but '{folder.path}' was trained with method "
-            f"'{folder.config.method}'. Choose a run with method = 'hetero-ssfl'."
+            f"'{folder.read_config().method}'. Choose a run with method = 'hetero-ssfl'."
         )
     return method
 
@@ -114,8 +114,8 @@ def measure(folder: RunFolder, steps: int, done: Callable[[float], None] = lambd
 
     `done` is called with the completed part of the work.
     """
-    config = folder.config
-    if folder.site == "python":
+    config = folder.read_config()
+    if folder.read_facts().site == "python":
         raise RunError(
             f"the clients of '{folder.path}' are Python objects that do not exist in this process, so their rounds "
             "cannot be measured. Measure a run of `hetero-ssfl run`."

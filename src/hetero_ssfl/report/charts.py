@@ -1,19 +1,29 @@
-"""Small charts as SVG. Colours are classes of the page's style sheet, so that they follow light and dark mode.
+"""The charts of a page as SVG. Colours are classes of its style sheet, so that they follow light and dark mode.
 
-All text goes through `tag`, which escapes it: names come from other machines.
+All text goes through `tag`, which escapes it: names come from other machines. matplotlib chooses ticks and colours,
+but does not draw: its SVG has no tooltips, fixed colours, and identifiers that repeat in every chart of a page.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 WIDTH = 360  # about the width of a phone; a wide screen shows several charts side by side
 LEFT, RIGHT, TOP, BOTTOM = 48, 12, 10, 38
-LARGEST = 1e30  # figures beyond this are not drawn: differences of larger ones overflow
-MOST_MARKS = 60
-VIRIDIS = ("440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779", "6ece58", "b5de2b", "fde725")
+MAX_VALUE = 1e30  # larger values are not drawn: their differences overflow
+MAX_MARKS = 60
+MAX_NAMES = 24  # more rows or columns have no names
+SHAPES = (
+    "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0",
+    "M-3.6,-3.6h7.2v7.2h-7.2z",
+    "M0,-4.8L4.4,3.4H-4.4z",
+    "M0,-5L5,0L0,5L-5,0z",
+)
 
 
 @dataclass(frozen=True)
@@ -41,15 +51,9 @@ def picture(width: float, height: float, label: str, *children: object, style: s
 
 def mark(style: str, x: float, y: float, words: str) -> Markup:
     """Return a point of a series. Series differ in shape as well as in colour."""
-    shapes = (
-        "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0",
-        "M-3.6,-3.6h7.2v7.2h-7.2z",
-        "M0,-4.8L4.4,3.4H-4.4z",
-        "M0,-5L5,0L0,5L-5,0z",
-    )
     number = int(style[1]) if style[1].isdigit() else 0
     where = f"translate({_short(x)} {_short(y)})"
-    return tag("path", tag("title", words), d=shapes[number % len(shapes)], transform=where, class_=f"mark {style}")
+    return tag("path", tag("title", words), d=SHAPES[number % len(SHAPES)], transform=where, class_=f"mark {style}")
 
 
 def line_chart(
@@ -68,8 +72,8 @@ def line_chart(
     if not xs:
         return Markup("")
     xs += span or ()
-    across = _Scale(min(xs), max(xs), LEFT, width - RIGHT)
-    up = _Scale(min(ys), max(ys), height - BOTTOM, TOP, log)
+    across = _Scale(xs, LEFT, width - RIGHT)
+    up = _Scale(ys, height - BOTTOM, TOP, log)
     parts = [*_y_axis(up, across), *_x_axis(across, height, whole=True)]
     parts.append(_text(x_label, (LEFT + width) / 2, height - 4, "middle"))
     for line in lines:
@@ -80,7 +84,7 @@ def line_chart(
     for line in lines:
         parts.append(tag("path", d=_path([(across(x), up(y)) for x, y, _ in line.points]), class_=f"line {line.style}"))
         told = [point for point in line.points if point[2]]
-        parts += [mark(line.style, across(x), up(y), words) for x, y, words in told[:: 1 + len(told) // MOST_MARKS]]
+        parts += [mark(line.style, across(x), up(y), words) for x, y, words in told[:: 1 + len(told) // MAX_MARKS]]
     return picture(width, height, label, *parts)
 
 
@@ -90,7 +94,7 @@ def dot_plot(rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], x_lab
     if not values:
         return Markup("")
     step, height = 38, 38 * len(rows) + TOP + BOTTOM
-    across = _Scale(min(values), max(values), 12, WIDTH - 12)
+    across = _Scale(values, 12, WIDTH - 12)
     parts = _x_axis(across, height)
     for number, (name, marks) in enumerate(rows):
         y = TOP + number * step + 26
@@ -107,12 +111,12 @@ def dot_plot(rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], x_lab
 def heat_map(matrix: Sequence[Sequence[float]], names: Sequence[str], label: str) -> Markup:
     """Draw a matrix of values between 0 and 1. Rows have names; columns have the numbers of the rows."""
     count = len(names)
-    left = 108 if count <= 24 else 4
+    left = 108 if count <= MAX_NAMES else 4
     cell = min(34.0, (WIDTH - left - 4) / max(1, count))
     parts: list[Markup] = []
     for i, (name, row) in enumerate(zip(names, matrix, strict=True)):
         y = 20 + i * cell
-        if count <= 24:
+        if count <= MAX_NAMES:
             parts.append(_text(f"{i + 1} {clip(name, 13)}", left - 6, y + cell / 2 + 4, "end"))
             parts.append(_text(str(i + 1), left + (i + 0.5) * cell, 14, "middle"))
         for j, value in enumerate(row):
@@ -128,19 +132,18 @@ def heat_map(matrix: Sequence[Sequence[float]], names: Sequence[str], label: str
 
 def bubbles(counts: Sequence[tuple[str, Sequence[int]]], classes: Sequence[str], style: str, label: str) -> Markup:
     """Draw a table of counts; the area of a circle is the count."""
-    columns = max([len(classes), *(len(row) for _, row in counts)])
-    left, top = 108, 12 + 6.2 * min(12, max((len(name) for name in classes), default=1)) if len(classes) <= 24 else 12
-    across, down = (WIDTH - left - 8) / max(1, columns), max(18.0, min(34.0, (WIDTH - left - 8) / max(1, columns)))
+    columns = max([1, len(classes), *(len(row) for _, row in counts)])
+    longest = max(map(len, classes), default=1) if len(classes) <= MAX_NAMES else 0
+    left, top = 108, 12 + 6.2 * min(12, longest)
+    across = (WIDTH - left - 8) / columns
+    down = max(18.0, min(34.0, across))
     largest = max([1, *(n for _, row in counts for n in row)])
     parts: list[Markup] = []
-    for j, name in enumerate(classes if len(classes) <= 24 else ()):
-        x = left + (j + 0.5) * across
-        turn = f"rotate(-90 {_short(x + 4)} {_short(top - 6)})" if max(map(len, classes)) > 2 else "rotate(0)"
-        anchor = "start" if max(map(len, classes)) > 2 else "middle"
-        words = tag(
-            "text", clip(name, 12), x=x + 4 * (anchor == "start"), y=top - 6, transform=turn, text_anchor=anchor
-        )
-        parts.append(words)
+    for j, name in enumerate(classes if longest else ()):
+        x, shift = left + (j + 0.5) * across, 4 if longest > 2 else 0  # long names are turned
+        turn = f"rotate({-90 if shift else 0} {_short(x + shift)} {_short(top - 6)})"
+        anchor = "start" if shift else "middle"
+        parts.append(tag("text", clip(name, 12), x=x + shift, y=top - 6, transform=turn, text_anchor=anchor))
     for i, (owner, row) in enumerate(counts):
         y = top + (i + 0.5) * down
         parts.append(_text(clip(owner, 15), left - 8, y + 4, "end"))
@@ -148,8 +151,7 @@ def bubbles(counts: Sequence[tuple[str, Sequence[int]]], classes: Sequence[str],
         for j, number in enumerate(row):
             if number:
                 radius = max(0.8, math.sqrt(number / largest) * min(down, max(across, 6.0)) * 0.46)
-                named = classes[j] if j < len(classes) else str(j)
-                words = tag("title", f"{owner}, class {named}: {number}")
+                words = tag("title", f"{owner}, class {classes[j] if j < len(classes) else j}: {number}")
                 parts.append(tag("circle", words, cx=left + (j + 0.5) * across, cy=y, r=radius, class_=f"mark {style}"))
     return picture(WIDTH, top + len(counts) * down + 6, label, *parts)
 
@@ -157,9 +159,8 @@ def bubbles(counts: Sequence[tuple[str, Sequence[int]]], classes: Sequence[str],
 def scatter(points: Sequence[tuple[float, float, str]], pictures: Sequence[str], style: str, label: str) -> Markup:
     """Draw points (x, y, tooltip) as the pictures with the given ids, or as dots if there are none."""
     half = 8.0
-    xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
-    across = _Scale(min(xs), max(xs), half + 2, WIDTH - half - 2, tight=True)
-    up = _Scale(min(ys), max(ys), WIDTH - half - 2, half + 2, tight=True)
+    across = _Scale([x for x, _, _ in points], half + 2, WIDTH - half - 2, margin=0)
+    up = _Scale([y for _, y, _ in points], WIDTH - half - 2, half + 2, margin=0)
     parts = [
         use(pictures[k], across(x) - half, up(y) - half, 2 * half, words)
         if pictures
@@ -177,11 +178,7 @@ def use(picture_id: str, x: float, y: float, side: float, words: str) -> Markup:
 
 def ramp(value: float) -> str:
     """Return the viridis colour of a value from 0 to 1. It is safe for colour-blind readers."""
-    place = min(1.0, max(0.0, value)) * (len(VIRIDIS) - 1)
-    low = min(int(place), len(VIRIDIS) - 2)
-    ends = [[int(VIRIDIS[k][i : i + 2], 16) for i in (0, 2, 4)] for k in (low, low + 1)]
-    mixed = [round(a + (b - a) * (place - low)) for a, b in zip(*ends, strict=True)]
-    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+    return to_hex(colormaps["viridis"](min(1.0, max(0.0, float(value)))))
 
 
 def luminance(colour: str) -> float:
@@ -191,13 +188,10 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Return round numbers from `low` to `high`."""
-    rough = (high - low) / wanted or 1.0
-    size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [float(f"{k * step:.10g}") for k in range(first, last + 1)]
+    values = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    return [float(f"{value:.10g}") for value in values if low - 1e-9 <= value <= high + 1e-9]
 
 
 def clip(text: str, length: int) -> str:
@@ -208,31 +202,30 @@ class _Scale:
     """Maps values to positions, with a margin at both ends; `log` is for positive values."""
 
     def __init__(
-        self, low: float, high: float, start: float, end: float, log: bool = False, tight: bool = False
+        self, values: Iterable[float], start: float, end: float, log: bool = False, margin: float = 0.04
     ) -> None:
         self.start, self.end, self.log = start, end, log
-        self.low, self.high = (math.log10(low), math.log10(high)) if log else (low, high)
-        if self.high - self.low <= 1e-9 * max(abs(self.high), abs(self.low)):
-            room = abs(self.low) * 0.1 or 1.0
-        else:
-            room = 0.0 if tight else (self.high - self.low) * 0.04
-        self.low, self.high = self.low - room, self.high + room
+        scaled = [math.log10(value) if log else value for value in values]
+        low, high = min(scaled), max(scaled)
+        flat = high - low <= 1e-9 * max(abs(high), abs(low))
+        room = abs(low) * 0.1 or 1.0 if flat else (high - low) * margin
+        self.low, self.high = low - room, high + room
 
     def __call__(self, value: float) -> float:
         fraction = ((math.log10(value) if self.log else value) - self.low) / (self.high - self.low)
         return self.start + fraction * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        if self.log:
-            powers = range(math.floor(self.low), math.floor(self.high) + 1)
-            steps = (1, 2, 5) if len(powers) <= 3 else (1,)
-            return [step * 10.0**k for k in powers for step in steps if self.low <= k + math.log10(step) <= self.high]
-        return ticks(self.low, self.high)
+        if not self.log:
+            return ticks(self.low, self.high)
+        steps = (1, 2, 5) if self.high - self.low < 2 else (1,)
+        values = LogLocator(subs=steps).tick_values(10**self.low, 10**self.high)
+        return [float(value) for value in values if self.low <= math.log10(value) <= self.high]
 
 
 def _drawable(line: Line, log: bool) -> Line:
     def good(*values: float) -> bool:
-        return all(math.isfinite(v) and abs(v) < LARGEST and (v > 0 or not log) for v in values)
+        return all(math.isfinite(v) and abs(v) < MAX_VALUE and (v > 0 or not log) for v in values)
 
     points = [(x, y, words) for x, y, words in line.points if good(y)]
     return Line(line.style, points, [(x, low, high) for x, low, high in line.band if good(low, high)])
