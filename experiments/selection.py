@@ -9,8 +9,8 @@ Every method gets six trials of half the table's length (3 rounds of 2 epochs):
 2. with the best of them, two values of the method's own setting (mu, tau, threshold, decay of the target network), or
    two more learning rates.
 The best mean linear probe over the clients' models wins. (The tables show the global model of methods that have one; it
-is probed on test images only.) Test images are not looked at. The winners, for all data sets, stand in `CHOSEN`
-(hetero_ssfl/paper/cells.py). Our own rows are not chosen here: their recipe comes from experiments/recipe.py, which
+is probed on test images only.) Test images are not looked at. The winners, for all data sets, stand in
+studies/paper/cells.toml. Our own rows are not chosen here: their recipe comes from experiments/recipe.py, which
 took more trials.
 """
 

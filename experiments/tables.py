@@ -21,10 +21,10 @@ from hetero_ssfl.studies.paper.cells import (
     ALONE_RAD,
     COLUMNS,
     FEDSIMCLR,
-    FIGURES,
     HETERO,
     OURS,
     OURS_RAD,
+    REPORTED,
     Cell,
     TableName,
     cells_of,
@@ -103,7 +103,7 @@ def table_lines(table: TableName, metric: str) -> Iterator[str]:
     yield f"| method | {' | '.join(f'{column}, n = {n}' for column, n in columns.items())} |"
     yield "|---|" + "---|" * len(columns)
     yield f"| untrained encoders | {' | '.join(untrained(table, column, metric) for column in columns)} |"
-    for row in FIGURES[table]:
+    for row in REPORTED[table]:
         cells = [(cells_of(table, f"{column}/{row}")[0], n) for column, n in columns.items()]
         yield f"| {row} | {' | '.join(figure(cell, metric, n) for cell, n in cells)} |"
 
@@ -114,7 +114,7 @@ def comparison_lines() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for table in get_args(TableName):
         for row, control in COMPARISONS:
-            if not {row, control} <= FIGURES[table].keys():
+            if not {row, control} <= REPORTED[table].keys():
                 continue
             for column in COLUMNS[table]:
                 if table == "table3" and column == "5 (5)":  # the same runs as in Table 1

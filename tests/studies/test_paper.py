@@ -24,10 +24,10 @@ from hetero_ssfl.studies.paper import kept as paper_results
 from hetero_ssfl.studies.paper.cells import (
     CHOSEN,
     FEDSIMCLR,
-    FIGURES,
     HETERO,
     OUR_ROWS,
     OURS,
+    REPORTED,
     ROW_SETTINGS,
     SCALES,
     Cell,
@@ -39,7 +39,7 @@ from hetero_ssfl.studies.paper.scores import RunScore, finished_runs, score
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("table", FIGURES)
+@pytest.mark.parametrize("table", REPORTED)
 def test_every_cell_is_a_config_its_method_accepts(table: str, scale: str) -> None:
     cells = cells_of(table)  # type: ignore[arg-type]
     folders = {cell.folder(Path("root"), scale, 0) for cell in cells}
@@ -53,7 +53,7 @@ def test_every_cell_is_a_config_its_method_accepts(table: str, scale: str) -> No
 @pytest.mark.parametrize("scale", SCALES)
 def test_cells_of_different_tables_share_a_run_only_if_their_configs_are_equal(scale: str) -> None:
     runs: dict[Path, set[str]] = {}
-    for table in FIGURES:
+    for table in REPORTED:
         for cell in cells_of(table):  # type: ignore[arg-type]
             runs.setdefault(cell.folder(Path("root"), scale, 0), set()).add(cell.config(scale, 0).to_toml())
     assert all(len(configs) == 1 for configs in runs.values())
@@ -262,7 +262,7 @@ def test_a_dry_run_builds_everything_and_trains_nothing(
     costs = paper_json(monkeypatch, capsys, "table1", "--scale", "smoke", "--dry-run", "--only", "CIFAR-10")["costs"]
     assert isinstance(costs, list)
     by_row = {cost["cell"].split("/")[1]: cost for cost in costs}
-    assert len(by_row) == len(FIGURES["table1"])
+    assert len(by_row) == len(REPORTED["table1"])
     assert by_row["FedBYOL"]["models"][0]["bytes_per_round"] > by_row[OURS]["models"][0]["bytes_per_round"] > 0
     assert len(by_row[OURS]["models"]) == 2
     assert not list(tmp_path.iterdir())
@@ -399,8 +399,8 @@ def test_a_kept_run_of_other_settings_is_refused(
 def test_alignment_settings_are_part_of_a_kept_run_only_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [cells_of("table4", f"small clients/{row}")[0] for row in ("local SSL", HETERO)]
     before = [paper_results.digest_of_settings(cell, "smoke", 0) for cell in cells]
-    preset, changes, models = SCALES["smoke"]
-    monkeypatch.setitem(SCALES, "smoke", (preset, [*changes, "alignment.rad_batch=16"], models))
+    changes = SCALES["smoke"]["settings"]
+    monkeypatch.setitem(SCALES["smoke"], "settings", [*changes, "alignment.rad_batch=16"])
     after = [paper_results.digest_of_settings(cell, "smoke", 0) for cell in cells]
     assert [old == new for old, new in zip(before, after, strict=True)] == [True, False]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from .cells import COLUMNS, FIGURES, Scale, TableName
+from .cells import COLUMNS, REPORTED, Scale, TableName
 from .scores import GLOBAL
 
 
@@ -34,7 +34,7 @@ def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) ->
         out.add_column(f"{column}{_seeds(column, scores)}", justify="right")
     out.add_column("bytes per client\nand round", justify="right")
     found = {entry["cell"]: entry for entry in scores}
-    for row, figures in FIGURES[table].items():
+    for row, figures in REPORTED[table].items():
         entries = [found.get(f"{column}/{row}", {}) for column in COLUMNS[table]]
         sizes = [e["bytes_per_client_and_round"] for e in entries if e.get("bytes_per_client_and_round")]
         shown = [f"{_accuracy(entry)} | {figure}" for entry, figure in zip(entries, figures, strict=True)]

@@ -111,5 +111,5 @@ def score(cell: Cell, runs: list[RunScore], metric: str = "linear_all", faults: 
         "lost": [*faults, *(text for run in runs for text in run.lost)],
         "stopped_runs": len(faults),
         "bytes_per_client_and_round": round(mean(sent)) if sent else None,
-        "paper": cell.figure,
+        "paper": cell.reported,
     }
