@@ -153,7 +153,7 @@ def paper(
             )
         sys.exit(0 if compared["agrees"] else 1)
     if dry_run:
-        from ..studies.costs import cost_table, costs_of
+        from ..studies.paper.dry_run import cost_table, costs_of
 
         costs = [costs_of(cell.name, cell.config(scale, 0, overrides)) for cell in cells]
         if as_json:
