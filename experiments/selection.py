@@ -10,8 +10,8 @@ Every method gets six trials of half the table's length (3 rounds of 2 epochs):
    two more learning rates.
 The best mean linear probe over the clients' models wins. (The tables show the global model of methods that have one; it
 is probed on test images only.) Test images are not looked at. The winners, for all data sets, stand in
-studies/paper/cells.toml. Our own rows are not chosen here: their recipe comes from experiments/recipe.py, which
-took more trials.
+src/hetero_ssfl/studies/paper/cells.toml. Our own rows are not chosen here: their recipe comes from
+experiments/recipe.py, which took more trials.
 """
 
 import argparse

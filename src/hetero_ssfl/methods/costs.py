@@ -148,10 +148,8 @@ def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int | Non
 def _pass(config: Config, work: Workload, images: float) -> float:
     """Return the seconds of a forward pass of a batch through encoder and heads."""
     encoder, (hidden, outputs) = work.encoder, config.ssl.projector
-    multiply_adds = (
-        encoder.multiply_adds + encoder.width * hidden + hidden * outputs + 2 * outputs * config.ssl.predictor
-    )
-    each = multiply_adds / MULTIPLY_ADDS + (encoder.activation_bytes + 40 * work.image_bytes) / BYTES
+    heads = encoder.width * hidden + hidden * outputs + 2 * outputs * config.ssl.predictor
+    each = (encoder.multiply_adds + heads) / MULTIPLY_ADDS + (encoder.activation_bytes + 40 * work.image_bytes) / BYTES
     return SECONDS_PER_OPERATION * encoder.operations + images * each
 
 

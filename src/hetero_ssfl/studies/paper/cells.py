@@ -1,4 +1,4 @@
-"""The cells of the paper's tables: their settings at each scale, and what the paper reports. The data is in cells.toml."""
+"""The cells of the paper's tables: their settings at each scale, and what the paper reports; read from cells.toml."""
 
 import difflib
 import tomllib
@@ -73,9 +73,7 @@ class Cell:
     def config(self, scale: str, seed: int, overrides: Sequence[str] = (), chosen: bool = True) -> Config:
         """Return the settings of a run; without `chosen`, those with which experiments/selection.py begins."""
         preset, models = SCALES[scale]["preset"], SCALES[scale]["models"]
-        data = (
-            self.column if self.column in _DATA["data"] else {"table3": "CIFAR-100", "table4": "CIFAR-10"}[self.table]
-        )
+        data = {"table3": "CIFAR-100", "table4": "CIFAR-10"}.get(self.table, self.column)
         mixed = self.row in (HETERO, *OUR_ROWS) or self.table == "table4"
         settings = [
             f"name={self.source[0]}",
