@@ -30,12 +30,12 @@ def audit(
     from ..report.progress import progress
     from ..runs.folder import RunFolder
     from ..studies.audit.measure import ATTACKER, measure
-    from ..studies.audit.tables import as_content, section
+    from ..studies.audit.tables import section
 
     folder = RunFolder.open(run)
     with progress(err, "attacking", quiet) as done:
-        found = measure(folder, steps, shadows, workers or os.cpu_count() or 1, done)
-    content: dict[str, Any] = {"attacker": list(ATTACKER), "steps": steps, "shadows": shadows, **as_content(found)}
+        audited = measure(folder, steps, shadows, workers or os.cpu_count() or 1, done)
+    content: dict[str, Any] = {"attacker": list(ATTACKER), "steps": steps, "shadows": shadows, **audited.to_json()}
     shown = section(content)
     folder.write_json("audit.json", {**content, "section": shown.model_dump()})
     if as_json:

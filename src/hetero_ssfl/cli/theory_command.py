@@ -25,13 +25,13 @@ def theory(
     """
     from ..report.progress import progress
     from ..runs.folder import RunFolder
-    from ..studies.theory.bound import changed_assumptions
+    from ..studies.theory.assumptions import changed_assumptions
     from ..studies.theory.measure import measure
-    from ..studies.theory.tables import as_content, section
+    from ..studies.theory.tables import section
 
     folder = RunFolder.open(run)
     with progress(err, "measuring", quiet) as done:
-        rounds = [as_content(each) for each in measure(folder, steps, done)]
+        rounds = measure(folder, steps, done)
     changed = changed_assumptions(folder.config)
     content: dict[str, Any] = {"rounds": rounds, "changed_assumptions": changed}
     shown = section(rounds, changed)

@@ -46,6 +46,8 @@ def training_seconds(config: Config, work: Workload) -> dict[str, float]:
     batch = max(1, min(optim.batch, images))
     steps = images // batch * config.local_epochs
     passes = views * (3 + ssl.has_target)  # a backward pass costs two forward passes; the target has none
+    if method_class(config.method).needs_labels:
+        passes = 3  # one view, and no target
     step = SECONDS_PER_STEP + passes * _pass(config, work, batch)
     step += 3 * comb(views, 2) * batch * _outputs(config) * max(_outputs(config), batch) / MULTIPLY_ADDS  # the loss
     parts = {f"local_epochs = {config.local_epochs} with optim.batch = {optim.batch}": steps * step}

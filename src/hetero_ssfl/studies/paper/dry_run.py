@@ -30,7 +30,8 @@ def costs_of(name: str, config: Config) -> dict[str, Any]:
         largest = max(len(rows) for rows in split.clients[number :: len(config.clients.models)])
         counts = Counts(largest, largest, len(images.classes))
         work = Workload(work_of(model.encoder, channels, side), counts, channels, side)
-        steps = max(1, largest // config.optim.batch) * config.local_epochs
+        local = largest + (config.rad.size if config.rad.in_ssl else 0)
+        steps = max(1, local // config.optim.batch) * config.local_epochs
         models.append(
             {
                 "encoder": model.encoder,
