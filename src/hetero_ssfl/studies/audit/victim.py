@@ -12,7 +12,7 @@ from ...federation.participants.participant import Participant
 from ...kernels.cka import factor_cka
 from ...learning.features import extract_features
 from ...learning.learner import Learner
-from ...learning.probes import Labeled, probe
+from ...learning.probes import Labeled, few_labels, probe
 from ...seeding import rng_for
 from .membership import agreement
 
@@ -41,9 +41,8 @@ class Victim:
         self.participant, self.config, self.test = participant, participant.config, test
         self.features = represented(learner, test.pixels, self.config)
         pool = participant.labeled()
-        self.labeled = pool.subset(
-            few_labels(labels_of(pool), self.config.evaluation.labels_per_class, self.config.seed)
-        )
+        few = few_labels(labels_of(pool), self.config.evaluation.labels_per_class, self.config.seed)
+        self.labeled = pool.subset(few)
         held = labels_of(participant.images).unique()
         same = test.pixels[torch.isin(labels_of(test), held)]
         self.candidates = [self._some(pixels) for pixels in (participant.images.pixels, same)]
