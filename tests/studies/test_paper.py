@@ -20,7 +20,9 @@ from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.methods import method_for
 from hetero_ssfl.runs.events import ClientTrained
 from hetero_ssfl.runs.folder import RunFolder
+from hetero_ssfl.studies.grid import run_alone
 from hetero_ssfl.studies.paper import kept as paper_results
+from hetero_ssfl.studies.paper import running
 from hetero_ssfl.studies.paper.cells import (
     CHOSEN,
     FEDSIMCLR,
@@ -34,7 +36,6 @@ from hetero_ssfl.studies.paper.cells import (
     cells_of,
 )
 from hetero_ssfl.studies.paper.printing import _accuracy, paper_table
-from hetero_ssfl.studies.paper.running import _run_alone
 from hetero_ssfl.studies.paper.scores import RunScore, finished_runs, score
 
 
@@ -229,7 +230,7 @@ def test_a_client_that_dies_every_round_marks_its_cells_and_the_exit_code_and_th
         )
         assert _accuracy(cell) == "incomplete !"
     assert said.err.count("client-001") == 4
-    beside = _run_alone(cell_config(short), tmp_path / "runs" / "beside")
+    beside = run_alone(cell_config(short), tmp_path / "runs" / "beside")
     assert beside is not None
     assert "SIGABRT" in beside
 
@@ -364,8 +365,8 @@ def test_a_check_repeats_the_cheapest_of_the_cells_with_the_most_seeds() -> None
 
     cells = cells_of("table4", "small clients")
     kept = dict(zip(cells, [runs(0.1, 0, 1), runs(0.3, 0, 1, 2), runs(0.2, 0, 1, 2), runs(0.1, 1, 2, 3)], strict=True))
-    assert paper_results.cell_to_repeat(kept) == cells[2]
-    assert paper_results.cell_to_repeat({cells[0]: runs(0.1, 0), cells[3]: kept[cells[3]]}) is None
+    assert running.cell_to_repeat(kept) == cells[2]
+    assert running.cell_to_repeat({cells[0]: runs(0.1, 0), cells[3]: kept[cells[3]]}) is None
 
 
 def test_a_check_that_is_stopped_by_a_fault_says_so(
@@ -378,7 +379,7 @@ def test_a_check_that_is_stopped_by_a_fault_says_so(
         run = RunScore(seed, {"client-000": {"linear_all": 50.0 + seed}}, [], {}, {}, [], None, 0.1, "")
         about = {"command": "", "settings": paper_results.digest_of_settings(cell, "smoke", seed)}
         file.write_text(json.dumps({**about, **asdict(run)}))
-    monkeypatch.setattr(paper_results, "run_cells", lambda *_, **__: {tmp_path: "the loss is not finite."})
+    monkeypatch.setattr(running, "run_cells", lambda *_, **__: {tmp_path: "the loss is not finite."})
     code, _, said = call("paper", "table4", "--scale", "smoke", "--check", tmp_path, "--only", cell.name)
     assert code == 2
     assert "'small clients/local SSL' could not be repeated: the loss is not finite." in said
