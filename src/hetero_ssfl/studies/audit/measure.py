@@ -21,7 +21,7 @@ from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -134,12 +134,13 @@ def measure(
     share = 1 / (shadows + count * len(scene.views))  # a stolen network takes about as long as a shadow client
     with _pool(workers) as run, torch_threads(scene.config.engine.threads):
         hired: list[Shadow] = []
-        for shadow in run(partial(_shadow, path, steps), range(shadows)):
+        for shadow in run(partial(_call, path, Scene.shadow, steps=steps), range(shadows)):
             hired.append(shadow)
             done(len(hired) * share)
         guesses = scene.guesses(hired)
+        attack = partial(_call, path, Scene.attack, shadows=hired[:REFERENCES], steps=steps)
         clients: dict[str, ClientAudit] = {}
-        for compared in run(partial(_attack, path, steps, hired[:REFERENCES]), range(count)):
+        for compared in run(attack, range(count)):
             number = len(clients)
             mix = {view: by_client[number] for view, by_client in guesses.items()}
             clients[scene.everyone[number].name] = ClientAudit(scene.held[number], compared, mix)
@@ -159,6 +160,7 @@ def measure(
     )
 
 
+T = TypeVar("T")
 Run = Callable[[Callable[[int], Any], Sequence[int]], Iterator[Any]]
 """Yields the results of a function for some numbers, in their order."""
 
@@ -173,16 +175,11 @@ def _pool(workers: int) -> Iterator[Run]:
         yield lambda function, numbers: pool.map(function, numbers)
 
 
-def _shadow(path: Path, steps: int, number: int) -> Shadow:
+def _call(path: Path, work: Callable[..., T], number: int, **options: Any) -> T:
+    """Call a method of the scene, which every process opens once."""
     scene = _scene(path)
     with torch_threads(scene.config.engine.threads):
-        return scene.shadow(number, steps)
-
-
-def _attack(path: Path, steps: int, shadows: Sequence[Shadow], number: int) -> dict[str, Compared]:
-    scene = _scene(path)
-    with torch_threads(scene.config.engine.threads):
-        return scene.attack(number, shadows, steps)
+        return work(scene, number, **options)
 
 
 @lru_cache(maxsize=1)

@@ -23,7 +23,7 @@ def costs_of(name: str, config: Config) -> dict[str, Any]:
     split = split_training_images(config, images)
     channels, side = images.pixels.shape[1:3]
     labels = len(images.classes) if method_class(config.method).needs_labels else None
-    models = []
+    models: list[dict[str, Any]] = []
     for number in range(min(len(config.clients.models), config.clients.count)):
         model = config.model_of(number)
         learner = build_learner(model, config.ssl, channels, side, config.seed, classes=labels)

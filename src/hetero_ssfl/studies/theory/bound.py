@@ -69,11 +69,6 @@ def bound_terms(constants: Constants, eta: float, mu: float, squared_gradient_no
     return Bound(descent, noise, mu * eta * constants.kernel)
 
 
-def loss_change_bound(constants: Constants, eta: float, mu: float, squared_gradient_norms: Sequence[float]) -> float:
-    """Return the theorem's upper bound on the change of the loss in one round, as printed."""
-    return bound_terms(constants, eta, mu, squared_gradient_norms).total
-
-
 def bound_for_every_step(constants: Constants, eta: float, mu: float, squared_gradient_norms: Sequence[float]) -> float:
     """Return the bound with the kernel term multiplied by E.
 
