@@ -54,6 +54,7 @@ def rounds_of(rounds: int, epochs: int) -> list[str]:
     return [f"rounds={rounds}", f"local_epochs={epochs}", f"optim.warmup={2 / epochs}", ramp]
 
 
+# A new stage is three entries: a line in the docstring, its preset in COMMON, its variants here.
 VARIANTS: dict[str, dict[str, list[str]]] = {
     "A": {
         "A-byol-sgd": [*SGD],

@@ -16,7 +16,7 @@ from .terminal import Json, Quiet, Set, configs, err, out, print_json, print_sec
 if TYPE_CHECKING:
     from ..runs.folder import RunFolder
     from ..runs.schema import StudySection
-    from ..studies.paper.cells import Cell, Scale
+    from ..studies.paper.cells import Cell, Scale, TableName
 
 # These options change how a run is carried out, and not its results.
 HARMLESS = ("engine.workers=", "engine.threads=", "engine.device=")
@@ -139,7 +139,6 @@ def paper(
     or if --check finds another figure.
     """
     from ..studies.paper.cells import cells_of
-    from ..studies.paper.printing import paper_table
     from ..studies.paper.running import run_cells, scores_of
 
     cells = cells_of(table, only)
@@ -154,6 +153,12 @@ def paper(
     with _resumable():
         stopped = {} if show else run_cells(cells, scale, seeds, root, err, quiet, overrides, jobs, keep)
     scores = scores_of(cells, scale, seeds, root, metric, stopped, show or keep)
+    _print_scores(scores, table, scale, as_json)
+
+
+def _print_scores(scores: list[dict[str, Any]], table: "TableName", scale: "Scale", as_json: bool) -> None:
+    from ..studies.paper.printing import paper_table
+
     if as_json:
         print_json({"table": table, "scale": scale, "cells": scores})
     else:

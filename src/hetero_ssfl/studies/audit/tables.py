@@ -13,8 +13,6 @@ EXPLAINED = (
     "among candidate images that are found with 1 % false positives. AUC: probability that a member scores higher than "
     "a non-member. CKA, probe: the stolen encoder's similarity to the client's on test images, and its linear probe."
 )
-
-
 PLOTS = (
     ("Classes guessed right (%)", "class_hits", 100),
     ("Members found at 1 % false positives (%)", "members_found", 100),
@@ -24,17 +22,15 @@ PLOTS = (
 
 
 def section(content: Mapping[str, Any]) -> StudySection:
-    tables = [
-        StudyTable(
-            caption=f"round {content['round']}, {content['form']} form: all clients", head=HEAD, rows=rows(content)
-        ),
-        StudyTable(caption="each client, as sent", head=CLIENT_HEAD, rows=client_rows(content, "as sent")),
-    ]
+    caption = f"round {content['round']}, {content['form']} form: all clients"
     return StudySection(
         title="What the server could learn",
         intro="Attacks on the clients from what their server has: as sent, and as it would have with sketches, secure "
         "sums or noise. They are single attacks, not bounds. docs/privacy.md explains them.",
-        tables=tables,
+        tables=[
+            StudyTable(caption=caption, head=HEAD, rows=rows(content)),
+            StudyTable(caption="each client, as sent", head=CLIENT_HEAD, rows=client_rows(content, "as sent")),
+        ],
         plots=[_plot(content, *plot) for plot in PLOTS],
         notes=[EXPLAINED],
         folded={"What the attacker knows": content["attacker"]},
