@@ -62,11 +62,16 @@ def _alignment(config: Config) -> list[tuple[object, str]]:
     kernel = ", ".join(f"{key} = {_toml(value)}" for key, value in changed.items())
     rare = 'when = "epoch"' if a.when == "epoch" else f"every = {a.every}" if a.every > 1 else ""
     return [
-        (True, f"The alignment term is {DISTANCES[a.distance]}; the proof bounds mu trace(K K_mean), not normalised."),
+        (
+            True,
+            f"The alignment term is {DISTANCES[a.distance]}; the proof bounds mu trace(K K_mean), which is not "
+            "normalised.",
+        ),
         (kernel, f"Kernels are not plain inner products of Phi: {kernel}."),
         (
             rare,
-            f"The alignment term is not in every step (alignment.{rare}); the measured loss has it with weight mu.",
+            f"The alignment term is not in every step (alignment.{rare}); the measured loss contains it with "
+            "weight mu.",
         ),
         (
             a.trained_layer != a.layer,
