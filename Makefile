@@ -47,7 +47,7 @@ evidence: $(VENV)/.demo-ready  ## arms, sweeps and trials of docs/results.md tha
 	$(BIN)/python experiments/arms.py --table --write docs/results.md --figure docs/assets/arms.svg
 	$(BIN)/python experiments/selection.py
 
-# Kept runs of other settings are refused: after new trials, put their winners into paper.cells.CHOSEN before the tables are run.
+# Kept runs of other settings are refused: after new trials, put their winners into studies/paper/cells.toml before the tables are run.
 tables: $(VENV)/.demo-ready  ## the paper's tables at workstation scale, as far as they are not kept (hours, resumable)
 	$(PAPER) table1 --seeds 3 --only CIFAR-10
 	$(PAPER) table4 --seeds 3

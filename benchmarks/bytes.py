@@ -25,8 +25,8 @@ from hetero_ssfl.federation.start import start
 from hetero_ssfl.federation.wire import content_size, pack
 from hetero_ssfl.learning.learner import Learner, build_learner
 from hetero_ssfl.methods.averaging import ENCODER, shared_weights
+from hetero_ssfl.methods.costs import message_bytes
 from hetero_ssfl.report.tables import Result, paired_interval
-from hetero_ssfl.studies.costs import message_bytes
 
 PAPER = ["clients.models=['resnet18']"]
 COMPRESSED = ["alignment.rank=400", "alignment.wire=float16"]

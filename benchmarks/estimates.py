@@ -9,11 +9,11 @@ import torch
 
 from hetero_ssfl.config import ClientsConfig, Config, ModelConfig, OptimConfig, RadConfig
 from hetero_ssfl.data import Counts
-from hetero_ssfl.federation.participants.limits import Held, training_seconds
 from hetero_ssfl.learning.learner import build_learner
 from hetero_ssfl.learning.training import TrainingClient
 from hetero_ssfl.learning.work import work_of
 from hetero_ssfl.methods import Broadcast, method_for
+from hetero_ssfl.methods.costs import Workload, training_seconds
 
 CASES = (  # encoder, channels, side, batch, images
     ("resnet8(width=4)", 1, 8, 16, 64),
@@ -46,8 +46,8 @@ def compare(encoder: str, channels: int, side: int, batch: int, images: int) -> 
         started = time.process_time()
         method.local_update(client, Broadcast(1))
         times.append(time.process_time() - started)
-    held = Held(work_of(encoder, channels, side), Counts(images, images, 10), channels, side)
-    return sum(training_seconds(config, held).values()), min(times[1:])
+    work = Workload(work_of(encoder, channels, side), Counts(images, images, 10), channels, side)
+    return sum(training_seconds(config, work).values()), min(times[1:])
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ Settings are chosen by validation accuracy. --test also prints test accuracy, fo
 
 import argparse
 from pathlib import Path
-from statistics import mean, stdev
+
+from trials import markdown
 
 from hetero_ssfl.config import load_config
-from hetero_ssfl.federation.start import start
-from hetero_ssfl.report.progress import RunView
 from hetero_ssfl.runs.events import Evaluated, RoundDone
 from hetero_ssfl.runs.folder import RunFolder
+from hetero_ssfl.studies.grid import Row, mean_and_deviation, run_rows
 from hetero_ssfl.terminal import Console
 
 PAPER = ["layer=predictor", "row_normalize=false", "power=1.0", "augment_rad=false"]
@@ -64,13 +64,17 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--test", action="store_true", help="show test accuracy too")
     arguments = parser.parse_args()
-    console = Console()
     if not arguments.table:
-        for seed in range(arguments.seeds):
-            for variant in arguments.only:
-                path = folder_of(arguments.root, variant, seed)
-                with RunView(console, f"{variant}, seed {seed}") as view:
-                    start(load_config(arguments.preset, overrides(variant, seed)), path, view)
+        rows = [
+            Row(
+                f"{variant}, seed {seed}",
+                load_config(arguments.preset, overrides(variant, seed)),
+                folder_of(arguments.root, variant, seed),
+            )
+            for seed in range(arguments.seeds)
+            for variant in arguments.only
+        ]
+        run_rows(rows, Console())
     print_table(arguments.root, arguments.only, arguments.seeds, arguments.test)
 
 
@@ -78,28 +82,23 @@ def print_table(root: Path, variants: list[str], seeds: int, with_test: bool) ->
     """Print one Markdown row per variant: means over clients, then mean ± deviation over seeds."""
     columns = ["linear probe", "kNN", "own classes", "effective rank of the consensus"]
     columns += ["test, linear", "test, own classes"] if with_test else []
-    print("| variant | seeds | " + " | ".join(columns) + " |\n|---|---|" + "---|" * len(columns))
+    rows = []
     for variant in variants:
-        rows: list[list[float]] = []
-        for seed in range(seeds):
-            folder = RunFolder(folder_of(root, variant, seed))
-            if not folder.finished:
-                continue
-            events, test = folder.events(), folder.read_json("results.json")["mean"]
-            scores = [e.mean for e in events if isinstance(e, Evaluated) and e.split == "validation"][-1]
-            figures = [e.figures for e in events if isinstance(e, RoundDone)][-1]
-            rank = figures.get("consensus_effective_rank", float("nan"))
-            row = [scores["linear_all"], scores["knn_all"], scores["linear_own"], rank]
-            rows.append(row + ([test["linear_all"], test["linear_own"]] if with_test else []))
-        if rows:
-            cells = [mean_and_deviation([row[k] for row in rows]) for k in range(len(columns))]
-            print(f"| {variant} | {len(rows)} | " + " | ".join(cells) + " |")
+        folders = [RunFolder(folder_of(root, variant, seed)) for seed in range(seeds)]
+        values = [metrics_of(folder)[: len(columns)] for folder in folders if folder.finished]
+        if values:
+            cells = ["-" if None in each else mean_and_deviation(each) for each in zip(*values, strict=True)]
+            rows.append([variant, str(len(values)), *cells])
+    print("\n".join(markdown(["variant", "seeds", *columns], rows)))
 
 
-def mean_and_deviation(values: list[float]) -> str:
-    if values[0] != values[0]:  # nan: the method has no consensus
-        return "-"
-    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+def metrics_of(folder: RunFolder) -> list[float | None]:
+    """Return the last metrics on validation images, and two on test images. Without a consensus, the rank is None."""
+    events, test = folder.events(), folder.read_json("results.json")["mean"]
+    scores = [e.mean for e in events if isinstance(e, Evaluated) and e.split == "validation"][-1]
+    rank = [e.figures for e in events if isinstance(e, RoundDone)][-1].get("consensus_effective_rank")
+    validation = [scores["linear_all"], scores["knn_all"], scores["linear_own"]]
+    return [*validation, rank, test["linear_all"], test["linear_own"]]
 
 
 if __name__ == "__main__":

@@ -18,20 +18,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import page
-from recipe import CENTRAL, CKA, MACHINE, ONE_CORE, Stopwatch, rounds_of, write_result
+import trials
+from recipe import CENTRAL, CKA, rounds_of
+from trials import ONE_CORE, core_minutes, markdown, provenance, train, write_result, write_to_page
 
 from hetero_ssfl.config import load_config
-from hetero_ssfl.federation.start import start
 from hetero_ssfl.report import plots
-from hetero_ssfl.report.progress import RunView
 from hetero_ssfl.report.tables import bootstrap_interval, interval95
-from hetero_ssfl.runs.environment import environment
 from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.studies.paper.cells import CHOSEN, FEDSIMCLR
-from hetero_ssfl.terminal import Console
 
-RESULTS = Path(__file__).parents[1] / "results" / "arms"
+RESULTS = trials.RESULTS / "arms"
 PRESET = "cifar10-workstation"
 LONGER = "3 rounds of 8 epochs"
 
@@ -120,13 +117,11 @@ def file_of(arm: str, seed: int) -> Path:
     return RESULTS / f"{arm.replace(',', '').replace(' ', '-')}-seed{seed}.json"
 
 
-def run(arm: str, seed: int, root: Path, console: Console) -> None:
+def run(arm: str, seed: int, root: Path) -> None:
     config = load_config(PRESET, [f"seed={seed}", *ONE_CORE, *EVERYTHING[arm]])
     path = root / file_of(arm, seed).stem
-    with RunView(console, f"{arm}, seed {seed}") as view:
-        start(config, path, Stopwatch(view, path, test=True))
-    folder = RunFolder(path)
-    results, seconds = folder.read_json("results.json"), json.loads((path / "cpu_seconds.json").read_text())
+    train(config, path, f"{arm}, seed {seed}", test=True)
+    results = RunFolder(path).read_json("results.json")
     result = {
         "command": f"python experiments/arms.py --only '{arm}' --seeds {seed + 1}",
         "arm": arm,
@@ -134,9 +129,8 @@ def run(arm: str, seed: int, root: Path, console: Console) -> None:
         "overrides": EVERYTHING[arm],
         "clients": {"global model": results["global"]} if "global" in results else results["clients"],
         "untrained": results["untrained"],
-        "core_minutes": round(sum(seconds.values()) / 60, 2),
-        "commit": environment()["commit"],
-        "machine": MACHINE,
+        "core_minutes": core_minutes(path),
+        **provenance(),
     }
     write_result(file_of(arm, seed), result)
 
@@ -154,7 +148,7 @@ def untrained(arm: str) -> dict[int, dict[str, Any]]:
     return {s: {**result, "clients": result["untrained"], "core_minutes": 0} for s, result in kept(arm).items()}
 
 
-def figures(results: dict[int, dict[str, Any]], metric: str) -> dict[int, list[float]]:
+def metric_by_seed(results: dict[int, dict[str, Any]], metric: str) -> dict[int, list[float]]:
     return {seed: [client[metric] for client in result["clients"].values()] for seed, result in results.items()}
 
 
@@ -163,33 +157,33 @@ def table_lines(arms: Iterable[str] = (UNTRAINED, *ARMS)) -> Iterator[str]:
 
     A gain is paired by seed and client; behind it stands for how many clients it is positive.
     """
-    yield "| arm | seeds | linear probe | together gains | kNN | together gains | own classes | core minutes |"
-    yield "|---|---|---|---|---|---|---|---|"
-    together = kept("together")
-    for arm in arms:
-        results = kept(arm)
-        if not results:
-            continue
-        cells = []
-        for metric in ("linear_all", "knn_all"):
-            mine = figures(results, metric)
-            paired = arm not in ("together", *ONE_MODEL)
-            cells += [over_seeds(mine), difference(figures(together, metric), mine) if paired else "-"]
-        cells.append(over_seeds(figures(results, "linear_own")) if arm not in ONE_MODEL else "-")
-        minutes = mean(result["core_minutes"] for result in results.values())
-        yield f"| {arm} | {len(results)} | {' | '.join(cells)} | {minutes:.1f} |"
+    metrics = ["linear probe", "together gains", "kNN", "together gains", "own classes"]
+    yield from markdown(["arm", "seeds", *metrics, "core minutes"], filter(None, map(table_row, arms)))
     for arm in CENTRAL_ARMS:
         if arm in arms and (results := kept(arm)):
-            gain = difference(figures(results, "linear_all"), figures(untrained(arm), "linear_all"))
+            gain = difference(metric_by_seed(results, "linear_all"), metric_by_seed(untrained(arm), "linear_all"))
             yield f"\n{arm}, against its untrained encoder, linear probe: {gain} seeds"
     for arm, control in CONTROLS:
         if {arm, control} <= set(arms) and (results := kept(arm)) and (others := kept(control)):
             gains = [
                 f"{name} {difference(one, other)} clients, over seeds {over_seeds(gain_by_seed(one, other))}"
                 for metric, name in (("linear_all", "linear probe"), ("knn_all", "kNN"), ("linear_own", "own classes"))
-                for one, other in [(figures(results, metric), figures(others, metric))]
+                for one, other in [(metric_by_seed(results, metric), metric_by_seed(others, metric))]
             ]
             yield f"\n{arm}, against {control}: {'; '.join(gains)}"
+
+
+def table_row(arm: str) -> list[str]:
+    together, results, cells = kept("together"), kept(arm), []
+    if not results:
+        return []
+    for metric in ("linear_all", "knn_all"):
+        mine = metric_by_seed(results, metric)
+        paired = arm not in ("together", *ONE_MODEL)
+        cells += [over_seeds(mine), difference(metric_by_seed(together, metric), mine) if paired else "-"]
+    cells.append(over_seeds(metric_by_seed(results, "linear_own")) if arm not in ONE_MODEL else "-")
+    minutes = mean(result["core_minutes"] for result in results.values())
+    return [arm, str(len(results)), *cells, f"{minutes:.1f}"]
 
 
 def over_seeds(by_seed: dict[int, list[float]]) -> str:
@@ -226,7 +220,7 @@ def draw(path: Path) -> None:
     figure, panels = plots.subplots(1, 2, figsize=(9, 0.5 + 0.42 * len(arms)))
     for axes, metric, title in zip(panels, ("linear_all", "knn_all"), ("linear probe", "kNN"), strict=True):
         for place, (arm, results) in enumerate(arms.items()):
-            values = [value for seed in figures(results, metric).values() for value in seed]
+            values = [value for seed in metric_by_seed(results, metric).values() for value in seed]
             colour = plots.BLUE if arm in ("together", LONGER) else plots.GREY
             axes.plot(values, [place] * len(values), "o", color=colour, markersize=5, alpha=0.45, markeredgewidth=0)
             axes.plot([mean(values)] * 2, [place - 0.32, place + 0.32], color=colour, linewidth=2.5)
@@ -253,10 +247,10 @@ def main() -> None:
         for seed in range(arguments.seeds):
             for arm in arguments.only or arms:
                 if not file_of(arm, seed).exists():
-                    run(arm, seed, arguments.root, Console())
+                    run(arm, seed, arguments.root)
     print("\n".join(table_lines(arms if arguments.sweep else [UNTRAINED, *arms])))
     if arguments.write:
-        page.write(arguments.write, "experiments/arms.py", "\n".join(table_lines()))
+        write_to_page(arguments.write, "experiments/arms.py", "\n".join(table_lines()))
     if arguments.figure:
         draw(arguments.figure)
 

@@ -13,16 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
+import arms
 import torch
-from matplotlib.figure import Figure
+import trials
 from torch import Tensor, nn
+from trials import markdown, write_result
 
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.data import MEAN, STD, Images, load_images, split_training_images
 from hetero_ssfl.learning.probes import Labeled, few_labels, probe
+from hetero_ssfl.report import plots
 from hetero_ssfl.runs.environment import environment
 
-RESULTS = Path(__file__).parents[1] / "results" / "floors.json"
+RESULTS = trials.RESULTS / "floors.json"
 KINDS = ("raw pixels", "untrained convolutions")
 WIDTHS = {"cifar10-workstation": (64, 128, None), "demo": (None,)}
 """Widths to which PCA reduces the features; None for all of them."""
@@ -67,11 +70,12 @@ def principal_axes(x: Tensor, width: int) -> Tensor:
 
 def table_lines() -> Iterator[str]:
     """One Markdown row per preset and floor: means over seeds."""
-    yield "| preset | features | seeds | linear probe | kNN |\n|---|---|---|---|---|"
-    for preset, floors in json.loads(RESULTS.read_text())["presets"].items():
-        for name, seeds in floors.items():
-            linear, knn = (mean(seed[probe] for seed in seeds) for probe in ("linear", "knn"))
-            yield f"| {preset} | {name} | {len(seeds)} | {linear:.1f} | {knn:.1f} |"
+    rows = [
+        [preset, name, str(len(seeds)), *(f"{mean(seed[probe] for seed in seeds):.1f}" for probe in ("linear", "knn"))]
+        for preset, floors in json.loads(RESULTS.read_text())["presets"].items()
+        for name, seeds in floors.items()
+    ]
+    yield from markdown(["preset", "features", "seeds", "linear probe", "kNN"], rows)
 
 
 def floor(preset: str, probe: str, kind: str = "") -> float:
@@ -84,20 +88,18 @@ def floor(preset: str, probe: str, kind: str = "") -> float:
 
 def arm_mean(arm: str, metric: str) -> float:
     """Return the mean over seeds and clients of an arm of experiments/arms.py."""
-    files = (RESULTS.parent / "arms").glob(f"{arm.replace(',', '').replace(' ', '-')}-seed*.json")
-    runs = [json.loads(file.read_text())["clients"].values() for file in files]
-    return mean(client[metric] for clients in runs for client in clients)
+    return mean(value for values in arms.metric_by_seed(arms.kept(arm), metric).values() for value in values)
 
 
 def draw(path: Path) -> None:
     """Both kinds of floor beside the arms: means over seeds, and over clients."""
-    arms = {"alone": "alone", "alone with RAD images": "alone, the RAD as extra data", "together": "together"}
-    arms |= {"central, as long as together": "one model with all images"}
-    figure = Figure(figsize=(7, 2.1), layout="constrained")
-    panels = figure.subplots(1, 2)
+    labels = {"alone": "alone", "alone with RAD images": "alone, the RAD as extra data", "together": "together"}
+    labels |= {"central, as long as together": "one model with all images"}
+    figure, panels = plots.subplots(1, 2, figsize=(7, 2.1))
+    figure.set_layout_engine("constrained")
     for axes, key, title in zip(panels, ("linear", "knn"), ("linear probe", "nearest neighbours"), strict=True):
         rows = {kind: floor("cifar10-workstation", key, kind) for kind in KINDS}
-        for arm, label in arms.items():
+        for arm, label in labels.items():
             rows[label] = arm_mean(arm, f"{key}_all")
         for place, (name, value) in enumerate(rows.items()):
             axes.plot(value, place, "o", color="tab:blue" if name == "together" else "tab:gray", markersize=7)
@@ -106,7 +108,7 @@ def draw(path: Path) -> None:
         axes.set(xlabel=f"{title}, accuracy (%)", xlim=(35, 51), ylim=(len(rows) - 0.4, -0.6))
         axes.set_yticks(range(len(rows)), list(rows) if axes is panels[0] else [""] * len(rows), fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plots.save(figure, path)
 
 
 def main() -> None:
@@ -123,7 +125,7 @@ def main() -> None:
                     presets.setdefault(preset, {}).setdefault(name, []).append(scores)
         command = f"python experiments/floors.py --seeds {arguments.seeds}"
         result = {"command": command, "commit": environment()["commit"], "presets": presets}
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(RESULTS, result)
     print("\n".join(table_lines()))
     if arguments.figure:
         draw(arguments.figure)

@@ -15,8 +15,8 @@ from statistics import mean
 
 import torch
 import torch.nn.functional as F
-from recipe import write_result
 from torch import Tensor
+from trials import write_result
 
 from hetero_ssfl import Run
 from hetero_ssfl.config import AlignmentConfig

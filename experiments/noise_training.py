@@ -18,10 +18,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from tempfile import TemporaryDirectory
 
 import torch
+from trials import markdown
 
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.federation.client.memory import ClientCache
@@ -40,6 +41,7 @@ from hetero_ssfl.report import plots
 from hetero_ssfl.runs.files import write_json
 from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.seeding import rng_for
+from hetero_ssfl.studies.grid import mean_and_deviation
 
 COUNTS = (5, 20, 100, 300, 1000, 3000, 10_000, 100_000)
 SETTINGS = (
@@ -50,7 +52,7 @@ SETTINGS = (
     "alignment.form=sketch",
     "privacy.secure=true",
 )
-FIGURES = ("probe", "consensus", "mutual")
+METRICS = ("probe", "consensus", "mutual")
 
 
 def run(config: Config, folder: Path, deviation: float) -> dict[str, float]:
@@ -96,19 +98,16 @@ def simulate(seed: int, name: str, settings: Sequence[str]) -> dict[str, float]:
 
 
 def print_table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
-    print("| clients | linear probe (%) | against alone, same seed | CKA of the consensus | mutual CKA |")
-    print("|---|---|---|---|---|")
+    table = []
     for name, rows in results.items():
         gains = [row["probe"] - base["probe"] for row, base in zip(rows, results["alone"], strict=True)]
-        cells = [spread([row["probe"] for row in rows], 1), spread(gains, 1, "+") if name != "alone" else "-"]
-        cells += [spread([row["consensus"] for row in rows], 2) if name != "alone" else "-"]
-        cells += [spread([row["mutual"] for row in rows], 2)]
-        print(f"| {f'{int(name):,}' if name.isdigit() else name} | " + " | ".join(cells) + " |")
-
-
-def spread(values: Sequence[float], digits: int, sign: str = "") -> str:
-    deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):{sign}.{digits}f}{deviation}"
+        probe, consensus, mutual = ([row[metric] for row in rows] for metric in METRICS)
+        cells = [mean_and_deviation(probe), mean_and_deviation(gains, 1, "+"), mean_and_deviation(consensus, 2)]
+        cells[1:] = cells[1:] if name != "alone" else ["-", "-"]
+        clients = f"{int(name):,}" if name.isdigit() else name
+        table.append([clients, *cells, mean_and_deviation(mutual, 2)])
+    head = ["clients", "linear probe (%)", "against alone, same seed", "CKA of the consensus", "mutual CKA"]
+    print("\n".join(markdown(head, table)))
 
 
 def draw(results: Mapping[str, Sequence[Mapping[str, float]]], epsilon: float, path: Path) -> None:

@@ -18,23 +18,15 @@ Each variant:
 
 import argparse
 import json
-import os
-from contextlib import suppress
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any
 
-from hetero_ssfl.config import Config, load_config
-from hetero_ssfl.federation.start import start
-from hetero_ssfl.report.progress import RunView
-from hetero_ssfl.runs.environment import environment
-from hetero_ssfl.runs.events import Evaluated, Evaluating, Event, RoundBegun, RoundDone
-from hetero_ssfl.runs.folder import RunFolder
-from hetero_ssfl.terminal import Console
+import trials
+from trials import ONE_CORE, markdown, provenance, train, validation_metrics, write_result
 
-RESULTS = Path(__file__).parents[1] / "results" / "recipe"
-MACHINE = "2 cores, no GPU"
-ONE_CORE = ["engine.workers=1", "engine.threads=1"]
+from hetero_ssfl.config import load_config
+from hetero_ssfl.studies.grid import mean_and_deviation
+
+RESULTS = trials.RESULTS / "recipe"
 
 SGD = ["optim.warmup=0.5"]
 ADAM = ["optim.kind=adamw", "optim.lr=1e-3", "optim.weight_decay=0.01", "optim.warmup=0.5"]
@@ -62,6 +54,7 @@ def rounds_of(rounds: int, epochs: int) -> list[str]:
     return [f"rounds={rounds}", f"local_epochs={epochs}", f"optim.warmup={2 / epochs}", ramp]
 
 
+# A new stage is three entries: a line in the docstring, its preset in COMMON, its variants here.
 VARIANTS: dict[str, dict[str, list[str]]] = {
     "A": {
         "A-byol-sgd": [*SGD],
@@ -140,87 +133,15 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
 }
 
 
-class StoppedBeforeTestError(Exception):
-    """The run is over except for the test images."""
-
-
-class Stopwatch:
-    """Passes events on, keeps the CPU seconds of each round's training in the run folder, and stops before the test."""
-
-    def __init__(self, view: RunView, folder: Path, test: bool) -> None:
-        self.view, self.file, self.test = view, folder / "cpu_seconds.json", test
-        self.round = 0
-        self.began: float | None = None
-
-    def __call__(self, event: Event) -> None:
-        self.view(event)
-        if isinstance(event, RoundBegun):
-            self.round, self.began = event.round, cpu_seconds()
-        elif isinstance(event, Evaluating | RoundDone) and self.began is not None:
-            kept = json.loads(self.file.read_text()) if self.file.exists() else {}
-            kept[str(self.round)] = round(cpu_seconds() - self.began, 1)
-            self.file.write_text(json.dumps(kept))
-            self.began = None
-        if isinstance(event, Evaluating) and event.split == "test" and not self.test:
-            raise StoppedBeforeTestError
-
-
-def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and all processes below it; workers are children of the fork server."""
-    parents, ticks = {}, {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        pid = int(stat.parent.name)
-        parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
-    family = {os.getpid()}
-    while found := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= found
-    return sum(ticks[pid] for pid in family) / os.sysconf("SC_CLK_TCK")
-
-
-def run(stage: str, variant: str, seed: int, root: Path, test: bool, console: Console) -> None:
+def run(stage: str, variant: str, seed: int, root: Path, test: bool) -> None:
     preset, common = COMMON[stage]
     changes = [*common, *VARIANTS[stage][variant]]
     config = load_config(preset, [f"seed={seed}", *ONE_CORE, *changes])
-    measured = measure(config, root / f"{variant}-seed{seed}", f"{variant}, seed {seed}", test, console)
-    result = {"variant": variant, "preset": preset, "overrides": changes, "seed": seed, **measured}
+    path = root / f"{variant}-seed{seed}"
+    train(config, path, f"{variant}, seed {seed}", test)
+    about = {"variant": variant, "preset": preset, "overrides": changes, "seed": seed}
+    result = {**about, **validation_metrics(path), **provenance()}
     write_result(result_file(variant, seed), result)
-
-
-def measure(config: Config, path: Path, title: str, test: bool, console: Console) -> dict[str, Any]:
-    """Train in a run folder, or continue there, and return the figures on validation images."""
-    with RunView(console, title) as view, suppress(StoppedBeforeTestError):
-        start(config, path, Stopwatch(view, path, test))
-    return {**figures(path), "commit": environment()["commit"], "machine": MACHINE}
-
-
-def write_result(file: Path, result: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def figures(path: Path) -> dict[str, Any]:
-    """Means over clients, on validation images; each client's linear probes stand beside them.
-
-    Figures on test images are only there if the run went on to them.
-    """
-    events = RunFolder(path).events()
-    probes = {e.round: e for e in events if isinstance(e, Evaluated) and e.split == "validation"}
-    before, after = probes[0], probes[max(probes)]
-    last = [e.figures for e in events if isinstance(e, RoundDone)][-1]
-    ranks = ("batch_rank", "effective_rank", "consensus_effective_rank", "spread", "loss_ssl", "loss_alignment")
-    seconds = json.loads((path / "cpu_seconds.json").read_text())
-    return {
-        **{key: round(value, 2) for key, value in after.mean.items()},
-        **{f"untrained_{key}": round(value, 2) for key, value in before.mean.items()},
-        "linear_all_by_client": [round(c["linear_all"], 2) for c in after.clients.values()],
-        "linear_own_by_client": [round(c["linear_own"], 2) for c in after.clients.values()],
-        **{key: round(last[key], 3) for key in ranks if key in last},
-        "core_minutes": round(sum(seconds.values()) / 60, 2),
-    }
 
 
 def result_file(variant: str, seed: int) -> Path:
@@ -237,17 +158,14 @@ def print_table(variants: list[str], seeds: int) -> None:
         "batch_rank": "batch rank",
         "core_minutes": "core minutes",
     }
-    print("| variant | seeds | " + " | ".join(columns.values()) + " |\n|---|---|" + "---|" * len(columns))
+    rows = []
     for variant in variants:
         files = [result_file(variant, seed) for seed in range(seeds)]
-        rows = [json.loads(file.read_text()) for file in files if file.exists()]
-        if rows:
-            cells = [mean_and_deviation([row[key] for row in rows]) for key in columns]
-            print(f"| {variant} | {len(rows)} | " + " | ".join(cells) + " |")
-
-
-def mean_and_deviation(values: list[float]) -> str:
-    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+        kept = [json.loads(file.read_text()) for file in files if file.exists()]
+        if kept:
+            metrics = [mean_and_deviation([result[key] for result in kept]) for key in columns]
+            rows.append([variant, str(len(kept)), *metrics])
+    print("\n".join(markdown(["variant", "seeds", *columns.values()], rows)))
 
 
 def main() -> None:
@@ -263,7 +181,7 @@ def main() -> None:
     if not arguments.table:
         for seed in range(arguments.seeds):
             for variant in variants:
-                run(arguments.stage, variant, seed, arguments.root, arguments.test, Console())
+                run(arguments.stage, variant, seed, arguments.root, arguments.test)
     print_table(variants, arguments.seeds)
 
 

@@ -9,9 +9,9 @@ Every method gets six trials of half the table's length (3 rounds of 2 epochs):
 2. with the best of them, two values of the method's own setting (mu, tau, threshold, decay of the target network), or
    two more learning rates.
 The best mean linear probe over the clients' models wins. (The tables show the global model of methods that have one; it
-is probed on test images only.) Test images are not looked at. The winners, for all data sets, stand in `CHOSEN`
-(hetero_ssfl/paper/cells.py). Our own rows are not chosen here: their recipe comes from experiments/recipe.py, which
-took more trials.
+is probed on test images only.) Test images are not looked at. The winners, for all data sets, stand in
+src/hetero_ssfl/studies/paper/cells.toml. Our own rows are not chosen here: their recipe comes from
+experiments/recipe.py, which took more trials.
 """
 
 import argparse
@@ -19,12 +19,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recipe import ONE_CORE, measure, write_result
+import trials
+from trials import ONE_CORE, markdown, provenance, train, validation_metrics, write_result
 
 from hetero_ssfl.studies.paper.cells import FEDSIMCLR, HETERO, Cell, cells_of
-from hetero_ssfl.terminal import Console
 
-RESULTS = Path(__file__).parents[1] / "results" / "selection"
+RESULTS = trials.RESULTS / "selection"
 SHORT = ["rounds=3", "evaluation.every=3", "evaluation.untrained=false"]
 
 Trial = tuple[str, list[str]]
@@ -73,28 +73,29 @@ def file_of(row: str, trial: str) -> Path:
     return RESULTS / f"{row} {trial}.json".replace(" ", "-")
 
 
-def run_trials(row: str, trials: list[Trial], root: Path, console: Console) -> None:
-    for name, settings in trials:
+def run_trials(row: str, chosen: list[Trial], root: Path) -> None:
+    for name, settings in chosen:
         file = file_of(row, name)
         if not file.exists():
             config = cell_of(row).config("workstation", 0, [*SHORT, *ONE_CORE, *settings], chosen=False)
-            title = f"{row}, {name}"
-            measured = measure(config, root / file.stem, title, test=False, console=console)
-            write_result(file, {"row": row, "trial": name, "overrides": settings, **measured})
+            train(config, root / file.stem, f"{row}, {name}", test=False)
+            about = {"row": row, "trial": name, "overrides": settings}
+            write_result(file, {**about, **validation_metrics(root / file.stem), **provenance()})
 
 
 def kept(row: str) -> list[dict[str, Any]]:
     """Return the finished trials of a method, the best first."""
-    trials = [json.loads(file.read_text()) for file in RESULTS.glob("*.json")]
-    return sorted((t for t in trials if t["row"] == row), key=lambda t: -t["linear_all"])
+    finished = [json.loads(file.read_text()) for file in RESULTS.glob("*.json")]
+    return sorted((t for t in finished if t["row"] == row), key=lambda t: -t["linear_all"])
 
 
 def print_table() -> None:
-    print("| method | trial | linear probe | kNN | core minutes |\n|---|---|---|---|---|")
-    for row in ROWS:
-        for trial in kept(row):
-            figures = [f"{trial[key]:.1f}" for key in ("linear_all", "knn_all", "core_minutes")]
-            print(f"| {row} | {trial['trial']} | " + " | ".join(figures) + " |")
+    rows = [
+        [row, trial["trial"], *(f"{trial[key]:.1f}" for key in ("linear_all", "knn_all", "core_minutes"))]
+        for row in ROWS
+        for trial in kept(row)
+    ]
+    print("\n".join(markdown(["method", "trial", "linear probe", "kNN", "core minutes"], rows)))
 
 
 def main() -> None:
@@ -105,9 +106,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.table:
         for row in arguments.only:
-            run_trials(row, OPTIMISERS, arguments.root, Console())
+            run_trials(row, OPTIMISERS, arguments.root)
             first = next(t for t in kept(row) if t["trial"] in dict(OPTIMISERS))
-            run_trials(row, second_trials(row, (first["trial"], first["overrides"])), arguments.root, Console())
+            run_trials(row, second_trials(row, (first["trial"], first["overrides"])), arguments.root)
     print_table()
 
 

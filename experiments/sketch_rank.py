@@ -12,7 +12,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from hetero_ssfl.kernels.factor import effective_rank
 from hetero_ssfl.kernels.mean import SPARE, Consensus, Sums, sketch, sketching_matrix, truncate
 from hetero_ssfl.runs.files import load_tensors
 from hetero_ssfl.seeding import rng_for
+from hetero_ssfl.studies.grid import mean_and_deviation
 
 RANKS = (16, 32, 64, 96, 128, 160, 192, 256, 384, 500)
 OMEGAS = 5  # per run
@@ -44,7 +45,7 @@ def print_table(runs: list[Path]) -> None:
     clients = [client_factors(run) for run in runs]
     exact = [torch.cat(factors, dim=1) / len(factors) ** 0.5 for factors in clients]
     ranks = [effective_rank(b) for b in exact]
-    print(f"{len(runs)} runs x {OMEGAS} Omegas, effective rank of the consensus {spread(ranks, 1)}")
+    print(f"{len(runs)} runs x {OMEGAS} Omegas, effective rank of the consensus {mean_and_deviation(ranks, 1)}")
     print(f"columns of the clients' factors: {[a.shape[1] for a in clients[0]]}\n")
     columns = "CKA of the sketch | in float16 | CKA of the best rank r | trace lost | best rank r"
     print(f"| r | {columns} | bytes up, float32 |\n|---|" + "---|" * 6)
@@ -56,10 +57,10 @@ def print_table(runs: list[Path]) -> None:
         )
         wanted = [b for b in exact for _ in range(OMEGAS)]
         cells = [
-            spread([cka(c.factor, b) for c, b in zip(single, wanted, strict=True)], 4),
-            spread([cka(c.factor, b) for c, b in zip(half, wanted, strict=True)], 4),
+            mean_and_deviation([cka(c.factor, b) for c, b in zip(single, wanted, strict=True)], 4),
+            mean_and_deviation([cka(c.factor, b) for c, b in zip(half, wanted, strict=True)], 4),
             f"{mean(cka(c.factor, b) for c, b in zip(best, exact, strict=True)):.4f}",
-            spread([c.lost for c in single], 3),
+            mean_and_deviation([c.lost for c in single], 3),
             f"{mean(c.lost for c in best):.3f}",
             f"{len(exact[0]) * rank * 4:,}",
         ]
@@ -102,11 +103,6 @@ def seconds(work: Callable[[], object]) -> float:
 
 def cka(a: Tensor, b: Tensor) -> float:
     return float(factor_cka(a.double(), b.double()))
-
-
-def spread(values: list[float], digits: int) -> str:
-    deviation = stdev(values) if len(values) > 1 else 0.0
-    return f"{mean(values):.{digits}f} ± {deviation:.{digits}f}"
 
 
 if __name__ == "__main__":

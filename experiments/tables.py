@@ -14,17 +14,18 @@ from pathlib import Path
 from statistics import mean
 from typing import get_args
 
-import page
+import trials
+from trials import markdown, write_to_page
 
 from hetero_ssfl.studies.paper.cells import (
     ALONE,
     ALONE_RAD,
     COLUMNS,
     FEDSIMCLR,
-    FIGURES,
     HETERO,
     OURS,
     OURS_RAD,
+    REPORTED,
     Cell,
     TableName,
     cells_of,
@@ -32,7 +33,7 @@ from hetero_ssfl.studies.paper.cells import (
 from hetero_ssfl.studies.paper.kept import kept_runs
 from hetero_ssfl.studies.paper.scores import GLOBAL, RunScore, score
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = trials.RESULTS
 
 TITLES = {
     "table1": "Table 1, classes apart",
@@ -56,7 +57,7 @@ def runs_of(cell: Cell) -> list[RunScore]:
 
 
 def by_seed(cell: Cell, metric: str) -> dict[int, float]:
-    """Return the figure of a cell for each seed."""
+    """Return the accuracy of a cell for each seed."""
     return {run.seed: score(cell, [run], metric)["mean"] for run in runs_of(cell)}
 
 
@@ -69,7 +70,7 @@ def large_by_seed(cell: Cell, metric: str) -> dict[int, float]:
     return found
 
 
-def figure(cell: Cell, metric: str, most_seeds: int) -> str:
+def accuracy(cell: Cell, metric: str, most_seeds: int) -> str:
     entry = score(cell, runs_of(cell), metric)
     if entry["mean"] is None:
         return "-"
@@ -100,12 +101,11 @@ def most_seeds(table: TableName, column: str) -> int:
 
 def table_lines(table: TableName, metric: str) -> Iterator[str]:
     columns = {column: n for column in COLUMNS[table] if (n := most_seeds(table, column))}
-    yield f"| method | {' | '.join(f'{column}, n = {n}' for column, n in columns.items())} |"
-    yield "|---|" + "---|" * len(columns)
-    yield f"| untrained encoders | {' | '.join(untrained(table, column, metric) for column in columns)} |"
-    for row in FIGURES[table]:
+    rows = [["untrained encoders", *(untrained(table, column, metric) for column in columns)]]
+    for row in REPORTED[table]:
         cells = [(cells_of(table, f"{column}/{row}")[0], n) for column, n in columns.items()]
-        yield f"| {row} | {' | '.join(figure(cell, metric, n) for cell, n in cells)} |"
+        rows.append([row, *(accuracy(cell, metric, n) for cell, n in cells)])
+    yield from markdown(["method", *(f"{column}, n = {n}" for column, n in columns.items())], rows)
 
 
 def comparison_lines() -> Iterator[str]:
@@ -114,7 +114,7 @@ def comparison_lines() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for table in get_args(TableName):
         for row, control in COMPARISONS:
-            if not {row, control} <= FIGURES[table].keys():
+            if not {row, control} <= REPORTED[table].keys():
                 continue
             for column in COLUMNS[table]:
                 if table == "table3" and column == "5 (5)":  # the same runs as in Table 1
@@ -150,7 +150,7 @@ def main() -> None:
     if not arguments.write:
         print(text)
         return
-    page.write(arguments.write, "experiments/tables.py", text)
+    write_to_page(arguments.write, "experiments/tables.py", text)
 
 
 if __name__ == "__main__":

@@ -14,21 +14,14 @@ from torch import nn
 from helpers.instructions import RAD, Owner, tiny
 from hetero_ssfl.data import Counts
 from hetero_ssfl.errors import ProtocolError
-from hetero_ssfl.federation.participants.limits import (
-    Held,
-    LimitsConfig,
-    check_costs,
-    disk_bytes,
-    evaluation_seconds,
-    memory_bytes,
-    training_seconds,
-)
+from hetero_ssfl.federation.participants.limits import LimitsConfig, check_costs
 from hetero_ssfl.federation.participants.node import open_node
 from hetero_ssfl.federation.participants.node_settings import read_node
 from hetero_ssfl.federation.wire import fields_of
 from hetero_ssfl.learning.encoders import build_encoder
 from hetero_ssfl.learning.learner import build_learner, count_parameters
 from hetero_ssfl.learning.work import Work, work_of
+from hetero_ssfl.methods.costs import Workload, disk_bytes, evaluation_seconds, memory_bytes, training_seconds
 
 
 @pytest.fixture
@@ -216,7 +209,7 @@ def test_an_encoder_that_needs_real_numbers_is_tried_on_blank_images() -> None:
     assert work_of("helpers.instructions:ReadsValues", 1, 8).multiply_adds == 64 * 4
 
 
-HELD = Held(Work(1000, 4000, 64, 10**6, 10**5, 10**4, 10), Counts(250, 200, 10), 3, 32)
+WORK = Workload(Work(1000, 4000, 64, 10**6, 10**5, 10**4, 10), Counts(250, 200, 10), 3, 32)
 
 
 def test_the_heads_are_counted_as_they_are_built() -> None:
@@ -224,20 +217,20 @@ def test_the_heads_are_counted_as_they_are_built() -> None:
     learner = build_learner(
         config.model_of(0).model_copy(update={"encoder": "resnet8(width=16)"}), config.ssl, 3, 32, 0
     )
-    assert learner.projector[0].in_features == HELD.encoder.width
+    assert learner.projector[0].in_features == WORK.encoder.width
     heads: list[nn.Module] = [learner.projector, learner.predictor]
     saved = sum(t.numel() * t.element_size() for m in [*heads, learner.projector] for t in m.state_dict().values())
-    (estimated,) = (v for k, v in disk_bytes(config, HELD).items() if k.startswith("ssl.projector"))
+    (estimated,) = (v for k, v in disk_bytes(config, WORK).items() if k.startswith("ssl.projector"))
     assert 3 * saved <= estimated <= 1.2 * 3 * saved
 
 
 def test_costs_follow_the_settings_that_cause_them() -> None:
     base = tiny("optim.batch=100", "local_epochs=10")
-    total = {f: sum(f(base, HELD).values()) for f in (training_seconds, evaluation_seconds, memory_bytes, disk_bytes)}
+    total = {f: sum(f(base, WORK).values()) for f in (training_seconds, evaluation_seconds, memory_bytes, disk_bytes)}
 
     def factor(what: object, *overrides: str) -> float:
         config = tiny("optim.batch=100", "local_epochs=10", *overrides)
-        return sum(what(config, HELD).values()) / total[what]  # type: ignore[index,operator]
+        return sum(what(config, WORK).values()) / total[what]  # type: ignore[index,operator]
 
     assert 9 < factor(training_seconds, "local_epochs=100") <= 10
     assert factor(training_seconds, "optim.batch=2") > 2
@@ -248,11 +241,11 @@ def test_costs_follow_the_settings_that_cause_them() -> None:
 
 
 def test_an_accelerator_counts_as_fifty_cores() -> None:
-    config, seconds = tiny(), sum(training_seconds(tiny(), HELD).values())
+    config, seconds = tiny(), sum(training_seconds(tiny(), WORK).values())
     limits = LimitsConfig(cpu_seconds=seconds / 2)
     with pytest.raises(ProtocolError, match="training in a round"):
-        check_costs("clinic", limits, config, HELD)
-    check_costs("clinic", limits, config, replace(HELD, accelerated=True))
+        check_costs("clinic", limits, config, WORK)
+    check_costs("clinic", limits, config, replace(WORK, accelerated=True))
 
 
 def test_an_honest_instruction_is_followed(owner: Owner) -> None:

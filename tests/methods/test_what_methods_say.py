@@ -4,13 +4,15 @@ import pytest
 import torch
 
 from hetero_ssfl.config import load_config
+from hetero_ssfl.data import Counts
 from hetero_ssfl.federation.server.loop import collapse_warning
 from hetero_ssfl.kernels.consensus import MeanKernel
 from hetero_ssfl.kernels.mean import Sums
 from hetero_ssfl.learning.learner import build_learner
+from hetero_ssfl.learning.work import Work
 from hetero_ssfl.methods import HeteroSSFL, Update, method_for
 from hetero_ssfl.methods.capabilities import Warnings
-from hetero_ssfl.studies.costs import message_bytes, seconds_per_step
+from hetero_ssfl.methods.costs import Workload, message_bytes, training_seconds
 
 
 class Mine(HeteroSSFL):
@@ -51,15 +53,16 @@ def test_averaging_costs_the_weights_both_ways(name: str) -> None:
     assert sent > 2 * encoder
 
 
-def test_a_step_costs_the_rad_batch_as_often_as_the_term_is_computed() -> None:
-    def seconds(*overrides: str) -> float:
-        config = load_config("smoke", [*OVERRIDES, "optim.batch=32", "alignment.rad_batch=32", *overrides])
-        return seconds_per_step(config, config.model_of(0), 1, 16, None)
+def test_the_alignment_term_costs_its_steps() -> None:
+    work = Workload(Work(1000, 4000, 64, 10**6, 10**5, 10**4, 10), Counts(200, 200, 10), 1, 16)
 
-    alone = seconds("method=local")
-    assert seconds() == pytest.approx(alone * 1.5)
-    assert seconds("alignment.every=4") == pytest.approx(alone * 1.125)
-    assert seconds("alignment.mu=0") == pytest.approx(alone)
+    def term(*overrides: str) -> float:
+        config = load_config("smoke", [*OVERRIDES, "optim.batch=20", "alignment.rad_batch=32", *overrides])
+        return sum(v for part, v in training_seconds(config, work).items() if part.startswith("alignment.rad_batch"))
+
+    assert term("method=local") == term("alignment.mu=0") == 0
+    assert term() > 0
+    assert term("alignment.every=2") == pytest.approx(term() / 2)
 
 
 def test_warnings_come_from_the_method() -> None:

@@ -29,7 +29,7 @@ from hetero_ssfl.studies.audit.class_mix import (
     hit_rate,
     hit_rate_of_chance,
 )
-from hetero_ssfl.studies.audit.measure import Audit, ClientAudit, Compared, recovered
+from hetero_ssfl.studies.audit.measure import Audit, ClientAudit
 from hetero_ssfl.studies.audit.membership import (
     agreement,
     area_under_curve,
@@ -37,8 +37,10 @@ from hetero_ssfl.studies.audit.membership import (
     true_positive_rate,
     true_positive_rate_of_chance,
 )
+from hetero_ssfl.studies.audit.scene import OWN, UNTRAINED, recovered
 from hetero_ssfl.studies.audit.stealing import steal, undone
-from hetero_ssfl.studies.audit.tables import as_content, client_rows, rows
+from hetero_ssfl.studies.audit.tables import client_rows, rows
+from hetero_ssfl.studies.audit.victim import Compared
 from hetero_ssfl.studies.audit.views import View, noisy, seen, views
 
 Call = Callable[..., tuple[int, str, str]]
@@ -237,7 +239,7 @@ def digests(folder: Path) -> dict[str, str]:
 def test_the_command_measures_all_views_and_only_adds_what_a_report_shows(
     finished: RunFolder, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero_ssfl.studies.audit.measure.VIEWS_PER_CANDIDATE", 2)
+    monkeypatch.setattr("hetero_ssfl.studies.audit.victim.VIEWS_PER_CANDIDATE", 2)
     monkeypatch.setattr("hetero_ssfl.studies.audit.views.NOISE", (1.0,))
     path = Path(shutil.copytree(finished.path, tmp_path / "run"))
     before = digests(path)
@@ -270,20 +272,18 @@ def test_the_command_measures_all_views_and_only_adds_what_a_report_shows(
 
 def test_clients_with_all_classes_give_nothing_to_guess() -> None:
     same = Compared(0.5, 60.0, torch.arange(10.0), torch.arange(10.0))
-    client = ClientAudit([0, 1], same, same, {"as sent": same}, {})
-    content = as_content(Audit(1, "factor", ("a", "b"), ["as sent"], {"client": client}, None, 0.02))
+    client = ClientAudit([0, 1], dict.fromkeys((OWN, UNTRAINED, "as sent"), same), {})
+    content = Audit(1, "factor", ("a", "b"), ["as sent"], {"client": client}, None, 0.02).to_json()
     assert [row[1] for row in rows(content)] == ["-", "-", "-", "-"]
     assert content["views"][0]["auc"] == pytest.approx(0.5)
 
 
 def test_rows_show_what_was_guessed_beside_chance() -> None:
     found = Compared(0.9, 80.0, torch.arange(10.0) + 5, torch.arange(10.0))
-    client = ClientAudit(
-        [0, 1], found, found, {"as sent": found, "sum of 3": found}, {"as sent": [0, 1], "sum of 3": [2, 3]}
-    )
-    content = as_content(
-        Audit(1, "factor", tuple("abcd"), ["as sent", "sum of 3"], {"client": client}, (0.5, 0.9), 0.4)
-    )
+    views = ["as sent", "sum of 3"]
+    compared = dict.fromkeys((OWN, UNTRAINED, *views), found)
+    client = ClientAudit([0, 1], compared, {"as sent": [0, 1], "sum of 3": [2, 3]})
+    content = Audit(1, "factor", tuple("abcd"), views, {"client": client}, (0.5, 0.9), 0.4).to_json()
     by_view = {row[0]: row[1:3] for row in rows(content)}
     assert by_view["as sent"] == ["100.0 %", "50.0 %"]
     assert by_view["sum of 3"] == ["0.0 %", "50.0 %"]

@@ -2,44 +2,45 @@
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import stdev
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from rich.markup import render
 
 from helpers.commands import PROGRAM
-from hetero_ssfl.cli import main
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.methods import method_for
 from hetero_ssfl.runs.events import ClientTrained
 from hetero_ssfl.runs.folder import RunFolder
+from hetero_ssfl.studies.grid import run_alone
 from hetero_ssfl.studies.paper import kept as paper_results
+from hetero_ssfl.studies.paper import running
 from hetero_ssfl.studies.paper.cells import (
     CHOSEN,
     FEDSIMCLR,
-    FIGURES,
     HETERO,
     OUR_ROWS,
     OURS,
+    REPORTED,
     ROW_SETTINGS,
     SCALES,
     Cell,
     cells_of,
 )
 from hetero_ssfl.studies.paper.printing import _accuracy, paper_table
-from hetero_ssfl.studies.paper.running import _run_alone
 from hetero_ssfl.studies.paper.scores import RunScore, finished_runs, score
+
+Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("table", FIGURES)
+@pytest.mark.parametrize("table", REPORTED)
 def test_every_cell_is_a_config_its_method_accepts(table: str, scale: str) -> None:
     cells = cells_of(table)  # type: ignore[arg-type]
     folders = {cell.folder(Path("root"), scale, 0) for cell in cells}
@@ -53,7 +54,7 @@ def test_every_cell_is_a_config_its_method_accepts(table: str, scale: str) -> No
 @pytest.mark.parametrize("scale", SCALES)
 def test_cells_of_different_tables_share_a_run_only_if_their_configs_are_equal(scale: str) -> None:
     runs: dict[Path, set[str]] = {}
-    for table in FIGURES:
+    for table in REPORTED:
         for cell in cells_of(table):  # type: ignore[arg-type]
             runs.setdefault(cell.folder(Path("root"), scale, 0), set()).add(cell.config(scale, 0).to_toml())
     assert all(len(configs) == 1 for configs in runs.values())
@@ -211,32 +212,27 @@ def cell_config(overrides: list[str]) -> str:
 
 
 def test_a_client_that_dies_every_round_marks_its_cells_and_the_exit_code_and_the_others_are_run(
-    tmp_path: Path, dying: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, dying: str, call: Call
 ) -> None:
     models = f"clients.models=['resnet8(width=4)', '{dying}']"
     short = ["rounds=1", "clients.count=2", "clients.per_round=2", "evaluation.untrained=false", models]
-    arguments = ["table4", "--scale", "smoke", "--only", "local SSL", "--root", str(tmp_path / "runs"), "--quiet"]
+    arguments = ["table4", "--scale", "smoke", "--only", "local SSL", "--root", tmp_path / "runs", "--quiet"]
     arguments += ["--seeds", "2", *(word for setting in short for word in ("--set", setting))]
-    monkeypatch.setattr(sys, "argv", ["hetero-ssfl", "paper", *arguments, "--json"])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    said = capsys.readouterr()
-    assert stopped.value.code == 1, said.err
-    for cell in json.loads(said.out)["cells"]:
+    code, printed, said = call("paper", *arguments, "--json")
+    assert code == 1, said
+    for cell in json.loads(printed)["cells"]:
         assert (cell["mean"], cell["trained_clients"], cell["stopped_runs"]) == (None, 0, 2)  # both seeds were tried
         assert (
             "client-001 (encoder dying:Dying) failed twice in round 1: its process died of SIGABRT" in cell["lost"][1]
         )
         assert _accuracy(cell) == "incomplete !"
-    assert said.err.count("client-001") == 4
-    beside = _run_alone(cell_config(short), tmp_path / "runs" / "beside")
+    assert said.count("client-001") == 4
+    beside = run_alone(cell_config(short), tmp_path / "runs" / "beside")
     assert beside is not None
     assert "SIGABRT" in beside
 
 
-def test_a_run_whose_loss_diverges_marks_its_cell_and_the_others_are_run(
-    tmp_path: Path, call: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_a_run_whose_loss_diverges_marks_its_cell_and_the_others_are_run(tmp_path: Path, call: Call) -> None:
     table = ["paper", "table1", "--scale", "smoke", "--root", tmp_path, "--quiet", "--json", "--set", "rounds=1"]
     code, printed, said = call(*table, "--only", "CIFAR-10/central BYOL", "--seeds", 2, "--set", "optim.lr=1e30")
     (cell,) = json.loads(printed)["cells"]
@@ -245,51 +241,42 @@ def test_a_run_whose_loss_diverges_marks_its_cell_and_the_others_are_run(
     assert said.count("lost in CIFAR-10/central BYOL") == 2
 
 
-def paper_json(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> dict[str, object]:
-    monkeypatch.setattr(sys, "argv", ["hetero-ssfl", "paper", *arguments, "--json"])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 0
-    return json.loads(capsys.readouterr().out)
+def paper_json(call: Call, *arguments: object) -> dict[str, Any]:
+    code, printed, said = call("paper", *arguments, "--json")
+    assert code == 0, said
+    return json.loads(printed)
 
 
 def test_a_dry_run_builds_everything_and_trains_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    costs = paper_json(monkeypatch, capsys, "table1", "--scale", "smoke", "--dry-run", "--only", "CIFAR-10")["costs"]
-    assert isinstance(costs, list)
+    costs = paper_json(call, "table1", "--scale", "smoke", "--dry-run", "--only", "CIFAR-10")["costs"]
     by_row = {cost["cell"].split("/")[1]: cost for cost in costs}
-    assert len(by_row) == len(FIGURES["table1"])
+    assert len(by_row) == len(REPORTED["table1"])
     assert by_row["FedBYOL"]["models"][0]["bytes_per_round"] > by_row[OURS]["models"][0]["bytes_per_round"] > 0
     assert len(by_row[OURS]["models"]) == 2
     assert not list(tmp_path.iterdir())
 
 
-def test_cells_are_run_once_and_both_columns_of_table_4_come_from_one_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cells_are_run_once_and_both_columns_of_table_4_come_from_one_run(tmp_path: Path, call: Call) -> None:
     arguments = ["table4", "--scale", "smoke", "--root", str(tmp_path), "--only", "local SSL", "--quiet"]
-    first = paper_json(monkeypatch, capsys, *arguments)
+    first = paper_json(call, *arguments)
     (result,) = tmp_path.rglob("results.json")
     written = result.stat().st_mtime_ns
-    assert paper_json(monkeypatch, capsys, *arguments) == first
+    assert paper_json(call, *arguments) == first
     assert result.stat().st_mtime_ns == written
     cells = first["cells"]
-    assert isinstance(cells, list)
     scores = [s["linear_all"] for s in json.loads(result.read_text())["clients"].values()]
     assert [c["mean"] for c in cells] == pytest.approx([sum(scores[0::2]) / 3, sum(scores[1::2]) / 2])
     assert [c["sd_over_clients"] for c in cells] == pytest.approx([stdev(scores[0::2]), stdev(scores[1::2])])
-    own = paper_json(monkeypatch, capsys, *arguments, "--metric", "linear_own")["cells"]
-    assert isinstance(own, list)
+    own = paper_json(call, *arguments, "--metric", "linear_own")["cells"]
     assert {c["metric"] for c in own} == {"linear_own"}
     assert [c["mean"] for c in own] != [c["mean"] for c in cells]
 
 
 def test_a_killed_table_loses_no_finished_cell_and_equals_one_whose_cells_ran_side_by_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, call: Call
 ) -> None:
     table = ["table2", "--scale", "smoke", "--only", "FedBYOL", "--set", "rounds=1", "--quiet"]
     one, two = ([*table, "--root", str(tmp_path / name)] for name in ("one", "two"))
@@ -303,45 +290,35 @@ def test_a_killed_table_loses_no_finished_cell_and_equals_one_whose_cells_ran_si
     assert not (folders[1] / "results.json").exists()
     kept = {path: path.stat().st_mtime_ns for path in folders[0].rglob("*.safetensors")}
     kept[folders[0] / "results.json"] = (folders[0] / "results.json").stat().st_mtime_ns
-    resumed = paper_json(monkeypatch, capsys, *one)
+    resumed = paper_json(call, *one)
     assert all(path.stat().st_mtime_ns == written for path, written in kept.items())
     assert len(list(tmp_path.rglob("results.json"))) == len(folders) == 2
-    assert paper_json(monkeypatch, capsys, *two, "--jobs", "2") == resumed
+    assert paper_json(call, *two, "--jobs", "2") == resumed
 
 
-def test_error_for_an_unknown_metric_lists_the_known_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_for_an_unknown_metric_lists_the_known_ones(tmp_path: Path, call: Call) -> None:
     arguments = ["table4", "--scale", "smoke", "--root", str(tmp_path), "--only", "local SSL", "--quiet"]
-    monkeypatch.setattr(sys, "argv", ["hetero-ssfl", "paper", *arguments, "--metric", "linear_every"])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    assert "linear_all, linear_own" in capsys.readouterr().err.replace("\n", " ")
+    code, _, said = call("paper", *arguments, "--metric", "linear_every")
+    assert (code, "linear_all, linear_own" in said.replace("\n", " ")) == (2, True)
 
 
-def test_kept_figures_give_the_same_table_and_a_check_repeats_a_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kept_figures_give_the_same_table_and_a_check_repeats_a_cell(tmp_path: Path, call: Call) -> None:
     table, kept = ["table4", "--scale", "smoke", "--only", "small clients/local SSL"], tmp_path / "results"
-    made = paper_json(
-        monkeypatch, capsys, *table, "--seeds", "2", "--root", str(tmp_path / "runs"), "--keep", str(kept), "--quiet"
-    )
-    assert {entry["untrained_mean"] is not None for entry in cast(list[dict[str, object]], made["cells"])} == {True}
+    made = paper_json(call, *table, "--seeds", "2", "--root", str(tmp_path / "runs"), "--keep", str(kept), "--quiet")
+    assert {entry["untrained_mean"] is not None for entry in made["cells"]} == {True}
     files = sorted(kept.rglob("*.json"))
     assert [file.name for file in files] == [f"all-local-SSL-seed{k}.json" for k in (0, 1)]
     assert {"command", "settings", "commit", "hours", "seed", "clients"} <= json.loads(files[0].read_text()).keys()
-    assert paper_json(monkeypatch, capsys, *table, "--show", str(kept)) == made
+    assert paper_json(call, *table, "--show", str(kept)) == made
     elsewhere = ["--seeds", "2", "--root", str(tmp_path / "elsewhere"), "--keep", str(kept), "--quiet"]
     elsewhere += ["--set", "engine.workers=1"]  # how a run is carried out does not change its figures
-    assert paper_json(monkeypatch, capsys, *table, *elsewhere) == made
+    assert paper_json(call, *table, *elsewhere) == made
     assert not (tmp_path / "elsewhere").exists()  # what is kept is not run again, here on a machine without the runs
-    same = paper_json(monkeypatch, capsys, *table, "--check", str(kept))
+    same = paper_json(call, *table, "--check", str(kept))
     figures = same["kept"]
-    assert isinstance(figures, list)
     assert same["found"] == figures[0]  # the same seed on the same machine
     assert same["agrees"] is True
-    low, high = cast(list[float], same["expected"])
+    low, high = same["expected"]
     half = 12.706 * abs(figures[0] - figures[1]) / 2**0.5 * 1.5**0.5  # t quantile, deviation of two values, 1 + 1/2
     assert (low, high) == pytest.approx((sum(figures) / 2 - half, sum(figures) / 2 + half))
     for file in files:  # someone's better figures
@@ -349,11 +326,8 @@ def test_kept_figures_give_the_same_table_and_a_check_repeats_a_cell(
         for client in values["clients"].values():
             client["linear_all"] = 99.0 + values["seed"] / 100
         file.write_text(json.dumps(values))
-    monkeypatch.setattr(sys, "argv", ["hetero-ssfl", "paper", *table, "--check", str(kept)])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 1
-    assert "is outside" in capsys.readouterr().out
+    code, said, _ = call("paper", *table, "--check", kept)
+    assert (code, "is outside" in said) == (1, True)
 
 
 def test_a_check_repeats_the_cheapest_of_the_cells_with_the_most_seeds() -> None:
@@ -364,12 +338,12 @@ def test_a_check_repeats_the_cheapest_of_the_cells_with_the_most_seeds() -> None
 
     cells = cells_of("table4", "small clients")
     kept = dict(zip(cells, [runs(0.1, 0, 1), runs(0.3, 0, 1, 2), runs(0.2, 0, 1, 2), runs(0.1, 1, 2, 3)], strict=True))
-    assert paper_results.cell_to_repeat(kept) == cells[2]
-    assert paper_results.cell_to_repeat({cells[0]: runs(0.1, 0), cells[3]: kept[cells[3]]}) is None
+    assert running.cell_to_repeat(kept) == cells[2]
+    assert running.cell_to_repeat({cells[0]: runs(0.1, 0), cells[3]: kept[cells[3]]}) is None
 
 
 def test_a_check_that_is_stopped_by_a_fault_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., tuple[int, str, str]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     cell = cells_of("table4", "small clients/local SSL")[0]
     for seed in (0, 1):
@@ -378,15 +352,13 @@ def test_a_check_that_is_stopped_by_a_fault_says_so(
         run = RunScore(seed, {"client-000": {"linear_all": 50.0 + seed}}, [], {}, {}, [], None, 0.1, "")
         about = {"command": "", "settings": paper_results.digest_of_settings(cell, "smoke", seed)}
         file.write_text(json.dumps({**about, **asdict(run)}))
-    monkeypatch.setattr(paper_results, "run_cells", lambda *_, **__: {tmp_path: "the loss is not finite."})
+    monkeypatch.setattr(running, "run_cells", lambda *_, **__: {tmp_path: "the loss is not finite."})
     code, _, said = call("paper", "table4", "--scale", "smoke", "--check", tmp_path, "--only", cell.name)
     assert code == 2
     assert "'small clients/local SSL' could not be repeated: the loss is not finite." in said
 
 
-def test_a_kept_run_of_other_settings_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_a_kept_run_of_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     table = ["paper", "table4", "--scale", "smoke", "--only", "small clients/local SSL", "--quiet"]
     keep = ["--root", tmp_path / "runs", "--keep", tmp_path / "results"]
     assert call(*table, *keep)[0] == 0
@@ -399,15 +371,13 @@ def test_a_kept_run_of_other_settings_is_refused(
 def test_alignment_settings_are_part_of_a_kept_run_only_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [cells_of("table4", f"small clients/{row}")[0] for row in ("local SSL", HETERO)]
     before = [paper_results.digest_of_settings(cell, "smoke", 0) for cell in cells]
-    preset, changes, models = SCALES["smoke"]
-    monkeypatch.setitem(SCALES, "smoke", (preset, [*changes, "alignment.rad_batch=16"], models))
+    changes = SCALES["smoke"]["settings"]
+    monkeypatch.setitem(SCALES["smoke"], "settings", [*changes, "alignment.rad_batch=16"])
     after = [paper_results.digest_of_settings(cell, "smoke", 0) for cell in cells]
     assert [old == new for old, new in zip(before, after, strict=True)] == [True, False]
 
 
-def test_a_damaged_result_and_a_check_without_results_are_one_sentence(
-    tmp_path: Path, call: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_a_damaged_result_and_a_check_without_results_are_one_sentence(tmp_path: Path, call: Call) -> None:
     code, _, said = call("paper", "table1", "--scale", "smoke", "--check", tmp_path)
     assert (code, "no cell of scale smoke" in said) == (2, True)
     file = tmp_path / "smoke" / "table1" / "CIFAR-10-FedU-seed0.json"

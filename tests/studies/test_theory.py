@@ -22,24 +22,32 @@ from hetero_ssfl.learning.training import TrainingClient
 from hetero_ssfl.methods import Broadcast, HeteroSSFL
 from hetero_ssfl.runs.files import load_tensors
 from hetero_ssfl.runs.folder import RunFolder
+from hetero_ssfl.studies.theory.assumptions import changed_assumptions
 from hetero_ssfl.studies.theory.bound import (
     Constants,
+    ConstantsAlong,
     Point,
     bound_for_every_step,
-    changed_assumptions,
-    estimate,
+    bound_terms,
     for_all_clients,
     largest_eta,
     largest_mu,
-    loss_change_bound,
     point,
 )
-from hetero_ssfl.studies.theory.measure import Probe, play, shortened
+from hetero_ssfl.studies.theory.measure import play, shortened
+from hetero_ssfl.studies.theory.probe import Probe
 from hetero_ssfl.studies.theory.tables import HEAD, rows
 from hetero_ssfl.use.encoders import participants
 
 Call = Callable[..., tuple[int, str, str]]
 positive = st.floats(0.1, 3)
+
+
+def loss_change_bound(c: Constants, eta: float, mu: float, norms: list[float]) -> float:
+    """The bound as printed."""
+    return bound_terms(c, eta, mu, norms).total
+
+
 CONSTANTS = st.builds(Constants, *[positive] * 5, rows=st.integers(1, 6), steps=st.just(4))
 NORMS = st.lists(positive, min_size=4, max_size=4)
 
@@ -96,6 +104,13 @@ def test_limits_say_when_nothing_or_everything_is_allowed() -> None:
 # --- the constants of f(w) = a/2 ||w||^2 with Phi(x; w) = c x w and noise +s or -s across w ---
 
 
+def estimate(*points: Point) -> Constants:
+    along = ConstantsAlong()
+    for each in points:
+        along.add(each)
+    return along.constants
+
+
 @given(a=positive, c=positive, s=positive, places=st.lists(st.integers(1, 50), min_size=2, max_size=6, unique=True))
 def test_the_estimators_find_the_known_constants_of_a_quadratic(
     a: float, c: float, s: float, places: list[int]
@@ -107,14 +122,13 @@ def test_the_estimators_find_the_known_constants_of_a_quadratic(
         for t in places
     ]
     farthest = max(places)
-    found = estimate(points, rows=3, steps=len(places) - 1)
+    found = estimate(*points)
     assert found.l1 == pytest.approx(a)
     assert found.l2 == pytest.approx(c)  # the instance of size 1
     assert found.r == pytest.approx(c * farthest)
     assert found.p == pytest.approx(math.hypot(a * farthest, s))
     assert found.sigma == pytest.approx(s)
     assert [p.squared_gradient_norm for p in points] == pytest.approx([(a * t) ** 2 for t in places])
-    assert (found.rows, found.steps) == (3, len(places) - 1)
 
 
 def test_a_sample_of_minibatches_gives_the_true_norm_and_variance_on_average() -> None:
@@ -129,9 +143,9 @@ def test_the_largest_slope_may_lie_between_the_first_point_and_a_later_one() -> 
     def at(w: float, gradient: float) -> Point:
         return point(torch.tensor([w]), [torch.tensor([gradient])], torch.tensor([[w]]))
 
-    assert estimate([at(1.0, 1.0), at(1.0, 1.0)], 1, 1).l1 == 0  # weights that did not move give no slope
+    assert estimate(at(1.0, 1.0), at(1.0, 1.0)).l1 == 0  # weights that did not move give no slope
     points = [at(0.0, 0.0), at(4.0, 4.0), at(1.0, 3.0)]  # slopes 1, 1/3 and, from the first to the last, 3
-    assert estimate(points, 1, 2).l1 == pytest.approx(3)
+    assert estimate(*points).l1 == pytest.approx(3)
 
 
 def test_the_kernel_term_needs_constants_that_hold_for_every_client() -> None:
@@ -248,9 +262,11 @@ def test_a_measured_round_trains_exactly_as_the_method_does(finished: RunFolder)
     assert measured.constants.steps == len(measured.squared_gradient_norms) == 3
     new = expected.arrays["factor"]  # as if it were the new mean kernel
     distances = [alignment_distance(z, new[rows], client.config.alignment) for rows, z in measured.after.rad]
-    figures = measured.figures(new, [measured.constants])
-    assert figures.after_round == pytest.approx(measured.after.local + 4 * float(sum(distances)) / len(distances))
-    assert abs(figures.after_round - figures.after_steps) > 1e-3
+    client_round = measured.beside_the_bound(new, [measured.constants])
+    assert client_round["after_round"] == pytest.approx(
+        measured.after.local + 4 * float(sum(distances)) / len(distances)
+    )
+    assert abs(client_round["after_round"] - client_round["after_steps"]) > 1e-3
 
 
 def test_the_measured_loss_is_one_function_whose_gradient_is_measured(finished: RunFolder) -> None:

@@ -10,14 +10,12 @@ import typer
 from rich.markup import escape
 
 from ..errors import HeteroSSFLError
-from .audit_command import audit
-from .comparing import compare, demo, paper, sweep
 from .data_commands import app as data_app
 from .deploy_commands import app as deploy_app
 from .report_command import report
 from .settings_command import settings
+from .study_commands import audit, compare, demo, paper, sweep, theory
 from .terminal import BadImage, Json, Quiet, Set, configs, err, out, print_json, say
-from .theory_command import theory
 from .use_commands import app as use_app
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from rich.table import Table
 
 from ..config import load_config
 from ..errors import ConfigError
-from ..federation.start import start
 from ..report import plots
-from ..report.progress import RunView
 from ..report.tables import Result
+from ..runs.folder import RunFolder
 from ..terminal import Console
+from .grid import Row, mean_and_deviation, run_rows
 
 
 @dataclass(frozen=True)
@@ -24,38 +24,34 @@ class Axis:
 
     @classmethod
     def parse(cls, text: str) -> "Axis":
-        key, separator, values = text.partition("=")
-        found = tuple(value.strip() for value in values.split(",") if value.strip())
-        if not separator or not found:
+        key, separator, listed = text.partition("=")
+        values = tuple(value.strip() for value in listed.split(",") if value.strip())
+        if not separator or not values:
             raise ConfigError(f"--over '{text}' cannot be read, expected key=value,value such as alignment.mu=0,1,4.")
-        return cls(key.strip(), found)
+        return cls(key.strip(), values)
 
 
 def run_sweep(
     config: str, axes: list[Axis], overrides: list[str], seeds: int, root: Path, console: Console, quiet: bool
 ) -> list[dict[str, Any]]:
-    """Run or resume every point of the grid. Return one row per point."""
-    points = [dict(zip([a.key for a in axes], values, strict=True)) for values in product(*(a.values for a in axes))]
-    for point in points:  # find a misspelt key before the first run
-        load_config(config, [*overrides, *[f"{k}={v}" for k, v in point.items()]])
-    rows = []
-    for point in points:
+    """Run or resume every point of the grid. Return one entry per point."""
+    points: list[tuple[dict[str, str], list[Row]]] = []
+    for values in product(*(axis.values for axis in axes)):
+        point = dict(zip([axis.key for axis in axes], values, strict=True))
         changes = [f"{key}={value}" for key, value in point.items()]
-        results = []
+        rows = []
         for seed in range(seeds):
-            name = "-".join([*changes, f"seed{seed}"]).replace("/", "_")
-            with RunView(console, " ".join([*changes, f"seed {seed}"]), quiet) as view:
-                loaded = load_config(config, [*overrides, *changes, f"seed={seed}"])
-                results.append(Result.read(start(loaded, root / name, view)))
-        rows.append(_row(point, results))
-    return rows
+            folder = root / "-".join([*changes, f"seed{seed}"]).replace("/", "_")
+            loaded = load_config(config, [*overrides, *changes, f"seed={seed}"])
+            rows.append(Row(" ".join([*changes, f"seed {seed}"]), loaded, folder))
+        points.append((point, rows))
+    run_rows([row for _, rows in points for row in rows], console, quiet)
+    return [_over_seeds(point, [Result.read(RunFolder(row.folder)) for row in rows]) for point, rows in points]
 
 
-def _row(point: dict[str, str], results: list[Result]) -> dict[str, Any]:
-    metrics: dict[str, list[float]] = {}
-    for result in results:
-        for metric, value in result.results["mean"].items():
-            metrics.setdefault(metric, []).append(value)
+def _over_seeds(point: dict[str, str], results: list[Result]) -> dict[str, Any]:
+    means = [result.results["mean"] for result in results]
+    metrics = {metric: [values[metric] for values in means if metric in values] for metric in means[0]}
     return {
         "point": point,
         "seeds": len(results),
@@ -65,35 +61,29 @@ def _row(point: dict[str, str], results: list[Result]) -> dict[str, Any]:
     }
 
 
-def sweep_table(axes: list[Axis], rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=f"test accuracy (%), mean over clients, over {rows[0]['seeds']} seeds")
-    for axis in axes:
-        table.add_column(axis.key, justify="right")
-    metrics = sorted(rows[0]["mean"])
-    for metric in metrics:
-        table.add_column(metric.replace("_", ", "), justify="right")
-    for row in rows:
-        cells = [
-            f"{row['mean'][m]:.1f}" + (f" ± {row['sd_over_seeds'][m]:.1f}" if m in row["sd_over_seeds"] else "")
-            for m in metrics
-        ]
-        table.add_row(*row["point"].values(), *cells)
+def sweep_table(axes: list[Axis], entries: list[dict[str, Any]]) -> Table:
+    table = Table(title=f"test accuracy (%), mean over clients, over {entries[0]['seeds']} seeds")
+    metrics = sorted(entries[0]["mean"])
+    for heading in (*(axis.key for axis in axes), *(metric.replace("_", ", ") for metric in metrics)):
+        table.add_column(heading, justify="right")
+    for entry in entries:
+        table.add_row(*entry["point"].values(), *(mean_and_deviation(entry["per_seed"][m]) for m in metrics))
     return table
 
 
-def draw_sweep(axes: list[Axis], rows: list[dict[str, Any]], metric: str, path: Path) -> None:
+def draw_sweep(axes: list[Axis], entries: list[dict[str, Any]], metric: str, path: Path) -> None:
     """Plot the sweep: the first axis along x, the other axes as lines, and a dot for each seed."""
     figure, canvas = plots.subplots(figsize=(6, 4))
     first, *others = axes
     for values in product(*(axis.values for axis in others)):
         fixed = dict(zip([a.key for a in others], values, strict=True))
-        chosen = [r for r in rows if all(r["point"][k] == v for k, v in fixed.items()) and metric in r["mean"]]
-        places = [first.values.index(row["point"][first.key]) for row in chosen]
+        line = [e for e in entries if fixed.items() <= e["point"].items() and metric in e["mean"]]
+        places = [first.values.index(entry["point"][first.key]) for entry in line]
         label = ", ".join(f"{k}={v}" for k, v in fixed.items()) or None
-        (line,) = canvas.plot(places, [row["mean"][metric] for row in chosen], marker="o", label=label)
-        for place, row in zip(places, chosen, strict=True):
-            seeds = row["per_seed"][metric]
-            canvas.plot([place] * len(seeds), seeds, ".", color=line.get_color(), alpha=0.5)
+        (drawn,) = canvas.plot(places, [entry["mean"][metric] for entry in line], marker="o", label=label)
+        for place, entry in zip(places, line, strict=True):
+            seeds = entry["per_seed"][metric]
+            canvas.plot([place] * len(seeds), seeds, ".", color=drawn.get_color(), alpha=0.5)
     canvas.set_xticks(range(len(first.values)), first.values)
     canvas.set(xlabel=first.key, ylabel=f"test accuracy (%), {metric.replace('_', ', ')}")
     if others:

@@ -22,11 +22,12 @@ from ...errors import ConfigError, ProtocolError, RunError
 from ...learning.encoders import BUILTIN, parse_spec
 from ...learning.work import Work, work_of
 from ...methods import METHODS, method_class
+from ...methods.costs import Workload
 from ...runs.folder import RunFolder, SiteKind
 from ...runs.states import StateFolder
 from ..wire import FEDERATION, Header, check_size, fields_of
 from .identity import Identity, open_identity
-from .limits import MOST_FRACTIONS, Held, check_costs, check_numbers, check_text
+from .limits import MOST_FRACTIONS, check_costs, check_numbers, check_text
 from .node_rad import blank_rad, check_rad, find_rad, save_rad
 from .node_settings import NodeSettings, read_node
 from .participant import NOBODY, Participant
@@ -81,8 +82,8 @@ def check_budget(node: NodeSettings, config: Config, federation: str, shape: Seq
     channels, side = shape[0], shape[-1]
     other = _size_outside(_federation_folder(node, federation), node.home)
     encoder, images = _work_of(node.encoder.encoder, channels, side), count_images(node.data)
-    held = Held(encoder, images, channels, side, other, accelerated=node.device != "cpu")
-    check_costs(node.name, node.limits, config, held)
+    work = Workload(encoder, images, channels, side, other, accelerated=node.device != "cpu")
+    check_costs(node.name, node.limits, config, work)
 
 
 def _size_outside(folder: Path, home: Path) -> int:

@@ -4,8 +4,10 @@ views.py        what the attacker sees of a client
 class_mix.py    which classes does a client hold?
 stealing.py     an encoder whose kernel on the RAD is the client's
 membership.py   was an image in a client's training data?
-measuring.py    all attacks on a run, and what the attacker knows
-words.py        figures for JSON and tables, and sentences
+scene.py        the run under attack
+victim.py       how close the attacker comes to a client's own encoder
+measure.py      all attacks on a run, and what the attacker knows
+tables.py       the section of a report
 
 These are attacks, not bounds: a better attack may find more.
 """

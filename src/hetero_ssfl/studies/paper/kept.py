@@ -1,4 +1,4 @@
-"""Results of the paper's tables as small files that can be committed, and a check that they can be repeated.
+"""Results of the paper's tables as small files that can be committed.
 
 One file per run, RESULTS/SCALE/TABLE/CELL-seedN.json: the figures of `RunScore`, the command that made them, and a
 digest of the settings. A run that is kept is not run again, so a table can be continued on another machine without its
@@ -6,21 +6,14 @@ run folders (gigabytes). A kept run of other settings than the cell has now is r
 """
 
 import json
-import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any
 
-from ...errors import ConfigError, RunError
-from ...report.tables import student
+from ...errors import ConfigError
 from ...runs.folder import RunFolder
-from ...terminal import Console
 from .cells import Cell, Scale
-from .running import run_cells
-from .scores import RunScore, score, score_run
+from .scores import RunScore, score_run
 
 
 def result_file(results: Path, cell: Cell, scale: Scale, seed: int) -> Path:
@@ -28,7 +21,7 @@ def result_file(results: Path, cell: Cell, scale: Scale, seed: int) -> Path:
     return results / scale / run.with_name(f"{run.name}.json")
 
 
-def keep(cell: Cell, scale: Scale, seed: int, root: Path, results: Path) -> None:
+def keep(cell: Cell, seed: int, scale: Scale, root: Path, results: Path) -> None:
     """Write the figures of a run, if it is finished."""
     folder = RunFolder(cell.folder(root, scale, seed))
     if not folder.finished:
@@ -73,43 +66,3 @@ def _read(file: Path, cell: Cell, scale: Scale) -> RunScore:
             "Delete it and run again, or use that commit."
         )
     return run
-
-
-def check(
-    cells: Sequence[Cell], scale: Scale, results: Path, metric: str, console: Console, overrides: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Run seed 0 of a kept cell again, and compare it with the interval for one more run of its cell.
-
-    The interval is mean ± t s sqrt(1 + 1/n) over the kept seeds. The kept figure of the same seed stands beside it; the
-    same kind of machine repeats it to the digit.
-    """
-    kept = {cell: kept_runs(results, cell, scale) for cell in cells}
-    cell = cell_to_repeat(kept)
-    if cell is None:
-        raise ConfigError(
-            f"'{results}' has no cell of scale {scale} with seed 0 and at least one other seed. Make them with --keep."
-        )
-    runs = kept[cell]
-    figures = [float(score(cell, [run], metric)["mean"]) for run in runs]
-    half = student(len(runs)) * stdev(figures) * (1 + 1 / len(runs)) ** 0.5
-    with tempfile.TemporaryDirectory() as place:
-        stopped = run_cells([cell], scale, 1, Path(place), console, quiet=False, overrides=overrides)
-        for reason in stopped.values():
-            raise RunError(f"'{cell.name}' could not be repeated: {reason}")
-        again = score_run(RunFolder(cell.folder(Path(place), scale, 0)))
-    found = float(score(cell, [again], metric)["mean"])
-    expected = [mean(figures) - half, mean(figures) + half]
-    return {
-        "cell": cell.name,
-        "metric": metric,
-        "kept": figures,
-        "expected": expected,
-        "found": found,
-        "agrees": expected[0] <= found <= expected[1] and not again.lost,
-    }
-
-
-def cell_to_repeat(kept: Mapping[Cell, Sequence[RunScore]]) -> Cell | None:
-    """Return the cheapest of the cells with the most seeds: with two seeds an interval holds almost any figure."""
-    comparable = {cell: runs for cell, runs in kept.items() if len(runs) > 1 and runs[0].seed == 0}
-    return min(comparable, key=lambda cell: (-len(kept[cell]), kept[cell][0].hours), default=None)

@@ -5,18 +5,12 @@ from typing import Any
 
 from rich.table import Table
 
-from .cells import COLUMNS, FIGURES, Scale, TableName
+from .cells import COLUMNS, REPORTED, TITLES, Scale, TableName
 from .scores import GLOBAL
 
 
 def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) -> Table:
     """Build a table with our figure and the paper's figure in each cell."""
-    titles = {
-        "table1": "Table 1: non-IID",
-        "table2": "Table 2: IID",
-        "table3": "Table 3: CIFAR-100, clients (per round)",
-        "table4": "Table 4: alone and together",
-    }
     stand_in = "; digits instead of the real data sets" if scale == "smoke" else ""
     notes = [
         "g: global model, with the clients' own models in brackets"
@@ -25,7 +19,7 @@ def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) ->
         "!: replies, clients or whole runs were lost" if any(s.get("lost") for s in scores) else "",
     ]
     out = Table(
-        title=f"{titles[table]}, scale {scale}{stand_in}. Test accuracy (%, {scores[0]['metric']}), last round: "
+        title=f"{TITLES[table]}, scale {scale}{stand_in}. Test accuracy (%, {scores[0]['metric']}), last round: "
         "mean ± deviation over seeds \\[deviation over clients] | in the paper",
         caption="; ".join(filter(None, notes)) or None,
     )
@@ -33,11 +27,11 @@ def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) ->
     for column in COLUMNS[table]:
         out.add_column(f"{column}{_seeds(column, scores)}", justify="right")
     out.add_column("bytes per client\nand round", justify="right")
-    found = {entry["cell"]: entry for entry in scores}
-    for row, figures in FIGURES[table].items():
-        entries = [found.get(f"{column}/{row}", {}) for column in COLUMNS[table]]
+    by_cell = {entry["cell"]: entry for entry in scores}
+    for row, reported in REPORTED[table].items():
+        entries = [by_cell.get(f"{column}/{row}", {}) for column in COLUMNS[table]]
         sizes = [e["bytes_per_client_and_round"] for e in entries if e.get("bytes_per_client_and_round")]
-        shown = [f"{_accuracy(entry)} | {figure}" for entry, figure in zip(entries, figures, strict=True)]
+        shown = [f"{_accuracy(entry)} | {paper}" for entry, paper in zip(entries, reported, strict=True)]
         out.add_row(row, *shown, f"{round(mean(sizes)):,}" if sizes else "-")
     probed = [entry for entry in scores if entry.get("untrained_mean") is not None]
     floors = [[entry["untrained_mean"] for entry in probed if _column(entry) == c] for c in COLUMNS[table]]

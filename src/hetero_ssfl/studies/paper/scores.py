@@ -1,6 +1,6 @@
 """What a table needs of the finished runs of a cell."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -34,21 +34,21 @@ class RunScore:
     hours: float
     commit: str
 
-    def values(self, cell: Cell, metric: str) -> list[float]:
+    def trained_values(self, cell: Cell, metric: str) -> list[float]:
         """Return a metric of the clients that the cell covers, if they trained."""
-        trained = [self.clients[name] for name in self._names(cell) if name not in self.never_trained]
-        return [figures[metric] for figures in trained if metric in figures]
+        never = self.never_trained
+        return self._values(cell, {name: m for name, m in self.clients.items() if name not in never}, metric)
 
     def untrained_values(self, cell: Cell, metric: str) -> list[float]:
         """Return a metric of the untrained encoders of the clients that the cell covers."""
-        covered = [self.untrained[name] for name in self._names(cell) if name in self.untrained]
-        return [figures[metric] for figures in covered if metric in figures]
+        return self._values(cell, self.untrained, metric)
 
     def never_trained_of(self, cell: Cell) -> int:
-        return len(set(self._names(cell)) & set(self.never_trained))
+        return len(set(list(self.clients)[cell.clients_shown]) & set(self.never_trained))
 
-    def _names(self, cell: Cell) -> list[str]:
-        return list(self.clients)[cell.clients_shown]
+    def _values(self, cell: Cell, by_client: Mapping[str, Mapping[str, float]], metric: str) -> list[float]:
+        shown = [by_client.get(name, {}) for name in list(self.clients)[cell.clients_shown]]
+        return [metrics[metric] for metrics in shown if metric in metrics]
 
 
 def score_run(folder: RunFolder) -> RunScore:
@@ -83,10 +83,10 @@ def score(cell: Cell, runs: list[RunScore], metric: str = "linear_all", faults: 
     it is the mean over the clients' own models, `clients_mean`. Only clients that trained are averaged. `faults` are
     the reasons for which runs of the cell stopped.
     """
-    known = sorted({name for run in runs for figures in run.clients.values() for name in figures})
+    known = sorted({name for run in runs for metrics in run.clients.values() for name in metrics})
     if known and metric not in known:
         raise ConfigError(f"'{cell.name}' has no metric '{metric}'. Choose --metric from: {', '.join(known)}.")
-    of_clients = [values for run in runs if (values := run.values(cell, metric))]
+    of_clients = [values for run in runs if (values := run.trained_values(cell, metric))]
     client_means = [mean(values) for values in of_clients]
     shared = [run.shared[metric] for run in runs if metric in run.shared]
     values = shared or client_means
@@ -111,5 +111,5 @@ def score(cell: Cell, runs: list[RunScore], metric: str = "linear_all", faults: 
         "lost": [*faults, *(text for run in runs for text in run.lost)],
         "stopped_runs": len(faults),
         "bytes_per_client_and_round": round(mean(sent)) if sent else None,
-        "paper": cell.figure,
+        "paper": cell.reported,
     }

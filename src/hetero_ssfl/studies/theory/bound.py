@@ -9,14 +9,11 @@ Its proof takes one gradient step per local epoch, so E counts steps here.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import torch
 from torch import Tensor
-
-from ...config import Config
 
 # --- the bound -------------------------------------------------------------------------------------
 
@@ -70,11 +67,6 @@ def bound_terms(constants: Constants, eta: float, mu: float, squared_gradient_no
     descent = -(eta - constants.l1 * eta**2 / 2) * total
     noise = constants.l1 * constants.steps * eta**2 * constants.sigma**2 / 2
     return Bound(descent, noise, mu * eta * constants.kernel)
-
-
-def loss_change_bound(constants: Constants, eta: float, mu: float, squared_gradient_norms: Sequence[float]) -> float:
-    """Return the theorem's upper bound on the change of the loss in one round, as printed."""
-    return bound_terms(constants, eta, mu, squared_gradient_norms).total
 
 
 def bound_for_every_step(constants: Constants, eta: float, mu: float, squared_gradient_norms: Sequence[float]) -> float:
@@ -158,29 +150,32 @@ def point(
     return Point(weights, mean, math.fsum(norms) / n, variance, squared, representations)
 
 
-def estimate(points: Iterable[Point], rows: int, steps: int) -> Constants:
-    """Return the largest values along the points. They are lower limits of the constants over all weights."""
-    found, earlier = Constants(rows=rows, steps=steps), list[Point]()
-    for each in points:
-        found = widened(found, each, earlier)
-        earlier = [*earlier[:1], each]
-    return found
+class ConstantsAlong:
+    """The largest values along a sequence of points. They are lower limits of the constants over all weights.
 
+    A point is compared with the first and with the last one: points are as large as the networks, so not all are kept.
+    """
 
-def widened(constants: Constants, new: Point, earlier: Iterable[Point]) -> Constants:
-    """Return constants that also hold at a new point, and between it and earlier points."""
-    pairs = [(new, old, float((new.weights.double() - old.weights.double()).norm())) for old in earlier]
-    moved = [(a, b, distance) for a, b, distance in pairs if distance > 0]
-    slopes = (float((a.gradient - b.gradient).norm()) / d for a, b, d in moved)
-    changes = (float((a.representations - b.representations).double().norm(dim=1).max()) / d for a, b, d in moved)
-    return replace(
-        constants,
-        l1=max(chain([constants.l1], slopes)),
-        l2=max(chain([constants.l2], changes)),
-        p=max(constants.p, new.mean_norm),
-        r=max(constants.r, float(new.representations.double().norm(dim=1).max())),
-        sigma=max(constants.sigma, math.sqrt(new.variance)),
-    )
+    def __init__(self) -> None:
+        self.constants, self._points = Constants(), list[Point]()
+
+    def add(self, new: Point) -> None:
+        c, slopes, changes = self.constants, [0.0], [0.0]
+        for old in self._points:
+            distance = float((new.weights.double() - old.weights.double()).norm())
+            if distance > 0:
+                slopes.append(float((new.gradient - old.gradient).norm()) / distance)
+                moved = (new.representations - old.representations).double().norm(dim=1)
+                changes.append(float(moved.max()) / distance)
+        self._points = [*self._points[:1], new]
+        self.constants = replace(
+            c,
+            l1=max(c.l1, *slopes),
+            l2=max(c.l2, *changes),
+            p=max(c.p, new.mean_norm),
+            r=max(c.r, float(new.representations.double().norm(dim=1).max())),
+            sigma=max(c.sigma, math.sqrt(new.variance)),
+        )
 
 
 def for_all_clients(own: Constants, everyone: Iterable[Constants]) -> Constants:
@@ -190,104 +185,3 @@ def for_all_clients(own: Constants, everyone: Iterable[Constants]) -> Constants:
     """
     group = list(everyone)
     return replace(own, l2=max(c.l2 for c in group), p=max(c.p for c in group), r=max(c.r for c in group))
-
-
-# --- where a run differs from the assumptions ------------------------------------------------------
-
-DISTANCES = {
-    "cka": "mu (1 - CKA) with CKA at most 1",
-    "literal-cka": "mu CKA with CKA at most 1",
-    "relational-kl": "mu times a KL divergence",
-}
-
-
-def changed_assumptions(config: Config) -> list[str]:
-    """Return one sentence for each point where training with this config differs from the theorem."""
-    return [sentence for applies, sentence in (*_steps(config), *_loss(config), *_alignment(config)) if applies]
-
-
-def _steps(config: Config) -> Iterator[tuple[object, str]]:
-    optim = config.optim
-    yield True, "The proof takes one gradient step per epoch; the run takes one per minibatch, so E counts steps."
-    yield optim.kind != "sgd", f"The theorem is about plain SGD; the run uses the optimiser {optim.kind}."
-    heavy = optim.momentum if optim.kind in ("sgd", "lars") else 0
-    yield heavy, f"Momentum {heavy:g}: steps are up to {_times(heavy)} times eta times the gradient."
-    yield optim.weight_decay, f"Weight decay {optim.weight_decay:g} adds a term to each step that is not in the loss."
-    yield optim.clip_norm, f"Gradients are clipped to norm {optim.clip_norm}, which makes them biased."
-    yield (
-        optim.schedule != "constant" or optim.warmup,
-        f"The learning rate is not constant (schedule {optim.schedule}, warm-up of {optim.warmup:g} rounds); the bound "
-        "is computed with the largest one of the measured steps.",
-    )
-
-
-def _loss(config: Config) -> Iterator[tuple[object, str]]:
-    yield (
-        True,
-        "BatchNorm is in training mode, so the loss of an image depends on its minibatch; its running statistics also "
-        "move Phi, and L2 includes that.",
-    )
-    yield (
-        True,
-        "Each step draws new random views, so the run has no fixed loss; the loss is measured on fixed minibatches and "
-        "views.",
-    )
-    yield (
-        config.ssl.kind == "byol",
-        f"The target network moves at each step (ema {config.ssl.ema:g}), so the loss itself changes; the measurement "
-        "keeps the target of the start of the round.",
-    )
-    yield (
-        config.ssl.kind == "simsiam",
-        "Gradients stop at the prediction target, so a step follows only a part of the gradient of the loss.",
-    )
-
-
-def _alignment(config: Config) -> Iterator[tuple[object, str]]:
-    alignment, clients = config.alignment, config.clients
-    if alignment.mu:
-        yield (
-            True,
-            f"The alignment term is {DISTANCES[alignment.distance]}; the proof bounds mu trace(K K_mean), which is not "
-            "normalised.",
-        )
-        kernel, rare = _kernel_changes(config), _rare(config)
-        yield kernel, f"Kernels are not plain inner products of Phi: {kernel}."
-        yield (
-            rare,
-            f"The alignment term is not in every step (alignment.{rare}); the measured loss contains it with "
-            "weight mu.",
-        )
-        yield (
-            alignment.trained_layer != alignment.layer,
-            f"The term is computed from the {alignment.trained_layer}, and the kernels that are exchanged from the "
-            f"{alignment.layer}; L2 and R are those of the {alignment.layer}.",
-        )
-        yield alignment.ramp_rounds, f"mu grows over the first {alignment.ramp_rounds} rounds."
-    yield (
-        clients.selected_per_round() < clients.count,
-        "Only some clients take part in a round; in the measured round all do.",
-    )
-
-
-def _times(momentum: float) -> str:
-    return f"{1 / (1 - momentum):.3g}" if momentum < 1 else "infinitely many"
-
-
-def _rare(config: Config) -> str:
-    alignment = config.alignment
-    if alignment.when == "epoch":
-        return 'when = "epoch"'
-    return f"every = {alignment.every}" if alignment.every > 1 else ""
-
-
-def _kernel_changes(config: Config) -> str:
-    a = config.alignment
-    settings = [
-        (a.kernel != "linear", f'kernel = "{a.kernel}"'),
-        (a.row_normalize, "row_normalize = true"),
-        (a.center, "center = true"),
-        (a.power != 1, f"power = {a.power:g}"),
-        (a.normalize, "normalize = true"),
-    ]
-    return ", ".join(text for applies, text in settings if applies)
