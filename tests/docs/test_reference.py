@@ -14,7 +14,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 @pytest.mark.parametrize("setting", all_settings(), ids=lambda s: s.key)
 def test_every_setting_has_a_meaning_and_its_default_is_accepted(setting: Setting) -> None:
-    assert setting.meaning.endswith("."), "a setting needs a sentence below it in schema.py"
+    assert setting.meaning.endswith("."), "a setting needs a sentence below it in config/schema.py or config/sections"
     if setting.default and not setting.key.startswith("clients.models"):
         config = parse_config("", [f"{setting.key}={setting.default}"])
         assert config == Config()

@@ -1,4 +1,4 @@
-"""The config of a run: its settings (schema.py) and how it is read (reading.py)."""
+"""The config of a run: its settings (schema.py, sections/) and how it is read (reading.py)."""
 
 from .reading import (
     differences,
@@ -11,26 +11,19 @@ from .reading import (
     validate,
     with_settings,
 )
-from .schema import (
+from .schema import Config
+from .sections.base import Section
+from .sections.data import DataConfig, PartitionConfig, RadConfig, ViewsConfig
+from .sections.federation import ClientsConfig, EngineConfig, PrivacyConfig, SeatConfig, TrackingConfig
+from .sections.learning import (
     AlignmentConfig,
     AveragingConfig,
-    ClientsConfig,
-    Config,
-    DataConfig,
-    EngineConfig,
     EvaluationConfig,
     Layer,
     ModelConfig,
     OptimConfig,
-    PartitionConfig,
     Precision,
-    PrivacyConfig,
-    RadConfig,
-    SeatConfig,
-    Section,
     SslConfig,
-    TrackingConfig,
-    ViewsConfig,
     as_model,
 )
 

@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from .schema import Config, ModelConfig, Section
+from .schema import Config
+from .sections.base import Section
+from .sections.learning import ModelConfig
 
 PRESETS = "hetero_ssfl.presets"
 
