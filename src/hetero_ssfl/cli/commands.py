@@ -11,11 +11,12 @@ from rich.markup import escape
 
 from ..errors import HeteroSSFLError
 from .audit_command import audit
+from .check_commands import app as check_app
 from .comparing import compare, demo, paper, sweep
 from .data_commands import app as data_app
 from .deploy_commands import app as deploy_app
+from .list_commands import app as list_app
 from .report_command import report
-from .settings_command import settings
 from .terminal import BadImage, Json, Quiet, Set, configs, err, out, print_json, say
 from .theory_command import theory
 from .use_commands import app as use_app
@@ -35,6 +36,8 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(check_app, name="check")
+app.add_typer(list_app)  # list, preset
 app.add_typer(use_app)  # embed, export, neighbours
 
 Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
@@ -298,37 +301,5 @@ def evaluate(
         out.print(f"chance level: {100 / classes:.1f} (all {classes} classes)")
 
 
-for command in (settings, compare, report, paper, sweep, audit, theory):
+for command in (compare, report, paper, sweep, audit, theory):
     app.command()(command)
-
-
-@app.command()
-def doctor(
-    run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Check this run folder instead.", show_default=False)
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Check this machine: what is installed, which devices are available, what is missing and how to get it.
-
-    With a run folder, check each of its files against its digest, finished or not. The exit code is 1 if something is
-    wrong.
-
-    Examples:
-      hetero-ssfl doctor
-      hetero-ssfl doctor runs/a
-      hetero-ssfl doctor --json
-    """
-    from ..runs.check import check_run
-    from ..runs.machine import diagnose
-
-    findings = diagnose() if run is None else check_run(run)
-    if as_json:
-        print_json({"findings": [vars(f) for f in findings]})
-    else:
-        bad = "missing" if run is None else "damaged"
-        for finding in findings:
-            mark = "[green]ok[/]     " if finding.ok else f"[yellow]{bad}[/]"
-            out.print(f"{mark} {finding.what:<18} {escape(finding.text)}", highlight=False, soft_wrap=True)
-    if any(f.required and not f.ok for f in findings):
-        sys.exit(1)

@@ -48,8 +48,7 @@ def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def load_config(preset_or_path: str, overrides: Iterable[str] = ()) -> Config:
     """Load a preset by name, or a TOML file by path."""
     if preset_or_path in preset_names():
-        text = resources.files(PRESETS).joinpath(f"{preset_or_path}.toml").read_text()
-        return parse_config(text, overrides, f"preset {preset_or_path}")
+        return parse_config(preset_text(preset_or_path), overrides, f"preset {preset_or_path}")
     path = Path(preset_or_path)
     if path.suffix not in ("", ".toml") and not path.exists():
         near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.toml")], n=1)
@@ -93,6 +92,13 @@ def evaluation_config(config: Config, settings: Mapping[str, Any]) -> Config:
 def preset_names() -> list[str]:
     folder = resources.files(PRESETS)
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def preset_text(name: str) -> str:
+    """Return the TOML of a preset."""
+    if name not in preset_names():
+        raise ConfigError(f"unknown preset '{name}', expected {_choices(preset_names(), name)}.")
+    return resources.files(PRESETS).joinpath(f"{name}.toml").read_text()
 
 
 def validate(values: dict[str, Any], kind: type[SectionT]) -> SectionT:

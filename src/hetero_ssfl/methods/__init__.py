@@ -19,27 +19,33 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
-ENTRY_POINTS = "hetero_ssfl.methods"
+def method_names() -> list[str]:
+    """Return the names of the built-in methods, and then of those that installed packages register."""
+    return [*METHODS, *_installed()]
+
+
+def _installed() -> dict[str, str]:
+    return {entry.name: entry.value for entry in entry_points(group="hetero_ssfl.methods")}
 
 
 def method_class(name: str) -> type[Method]:
     """Return the class of a method."""
     if name in METHODS:
         return METHODS[name]
-    installed = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    installed = _installed()
     if name not in installed and ":" not in name:
-        known = [*METHODS, *installed]
+        known = method_names()
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"the nearest is '{near[0]}'; " if near else ""
         raise ConfigError(
             f"unknown method '{name}', {hint}expected one of {', '.join(known)}, or package.module:Class."
         )
-    found = find(installed[name].value if name in installed else name, "method")
-    if not isinstance(found, type) or not issubclass(found, Method):
+    own = find(installed.get(name, name), "method")
+    if not isinstance(own, type) or not issubclass(own, Method):
         raise ConfigError(
             f"method '{name}' is not a subclass of hetero_ssfl.Method. Derive it from Method or HeteroSSFL."
         )
-    return found
+    return own
 
 
 def method_for(config: Config) -> Method:
@@ -90,4 +96,5 @@ __all__ = [
     "Update",
     "method_class",
     "method_for",
+    "method_names",
 ]

@@ -7,8 +7,11 @@ importable callable that returns an nn.Module. A dry run determines its output w
 import ast
 import copy
 import difflib
+import fnmatch
+import importlib
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,6 +30,17 @@ BUILTIN: dict[str, Callable[..., nn.Module]] = {
     "mobilenet": MobileNet,
     "vit": ViT,
 }
+
+
+def list_encoders(pattern: str = "*") -> list[str]:
+    """Return the names of the built-in encoders and, if timm is installed, of its models, which match the pattern.
+
+    list_encoders("*vit*")  # ["vit", "timm:beitv2_...", ...]
+    """
+    names = list(BUILTIN)
+    with suppress(Exception):  # timm is optional, and a broken installation raises more than ImportError
+        names += [f"timm:{name}" for name in importlib.import_module("timm").list_models()]
+    return fnmatch.filter(names, pattern)
 
 
 def build_encoder(spec: str, in_channels: int, side: int, example: Tensor | None = None) -> tuple[nn.Module, int]:
