@@ -175,7 +175,7 @@ WRONG: dict[str, tuple[list[str] | Callable[[], None], str]] = {
     # --- encoders, kernels and views ---
     "unknown encoder": (train(clients__models="['resnet19']"), "unknown encoder 'resnet19'"),
     "unknown option": (train(clients__models="['resnet8(widht=4)']"), "has no option 'widht', expected one of: width"),
-    "missing module": (train(clients__models="['nowhere:Net']"), "cannot import nowhere .* put it on PYTHONPATH"),
+    "missing module": (train(clients__models="['nowhere:Net']"), "cannot import nowhere .* Put it on PYTHONPATH"),
     "missing class": (train(clients__models="['own_parts:Nett']"), "own_parts has no callable 'Nett'. Check the name"),
     "encoder that returns a tuple": (
         train(clients__models="['own_parts:Pair']"),

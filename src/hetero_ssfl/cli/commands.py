@@ -227,14 +227,14 @@ def status(
     from ..report.status import read_status, status_table
     from ..runs.folder import RunFolder
 
-    found = read_status(RunFolder.open(run))
+    state = read_status(RunFolder.open(run))
     if as_json:
-        print_json(found)
+        print_json(state)
         return
-    say(escape(found["summary"]))
-    out.print(status_table(found))
-    if found["last_warning"]:
-        out.print(f"last warning: {escape(found['last_warning'])}", highlight=False, soft_wrap=True)
+    say(escape(state["summary"]))
+    out.print(status_table(state))
+    if state["last_warning"]:
+        out.print(f"last warning: {escape(state['last_warning'])}", highlight=False, soft_wrap=True)
 
 
 app.command()(demo)

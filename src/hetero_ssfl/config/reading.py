@@ -39,10 +39,10 @@ def parse_config(text: str, overrides: Iterable[str] = (), origin: str = "the co
 
 def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Return nested sections as one mapping: {"rad": {"size": 9}} becomes {"rad.size": 9}."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in values.items():
-        found |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {above + key: value}
-    return found
+        settings |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {above + key: value}
+    return settings
 
 
 def load_config(preset_or_path: str, overrides: Iterable[str] = ()) -> Config:
@@ -111,16 +111,16 @@ def validate(values: dict[str, Any], kind: type[SectionT]) -> SectionT:
 
 def settings_of(overrides: Iterable[str]) -> dict[str, Any]:
     """Return the settings of `key=value` texts, as `--set` takes them: {"alignment.mu": 2}."""
-    found = {}
+    settings: dict[str, Any] = {}
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"override '{override}' has no '=', expected key=value such as alignment.mu=2.")
         try:
-            found[key.strip()] = tomllib.loads(f"x = {text.strip()}")["x"]
+            settings[key.strip()] = tomllib.loads(f"x = {text.strip()}")["x"]
         except tomllib.TOMLDecodeError:
-            found[key.strip()] = text.strip()  # a bare word, so that strings need no second pair of quotes in a shell
-    return found
+            settings[key.strip()] = text.strip()  # a bare word needs no second pair of quotes in a shell
+    return settings
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:

@@ -22,7 +22,7 @@ from .base import Broadcast, ClientId, Method, ServerState, Update, check_like
 
 ENCODER = ("encoder.", "projector.")
 NETWORKS = (*ENCODER, "predictor.")
-LARGEST_STEP = 10.0  # a round may multiply the norm of all parameters by at most this factor
+MAX_GROWTH = 10.0  # a round may multiply the norm of all parameters by at most this factor
 STATISTICS = ("running_mean", "running_var")
 SHORTCUTS = (".shortcut.", ".downsample.")  # their names in this package and in torchvision
 
@@ -58,10 +58,10 @@ class FedSSL(Method):
             return
         check_like(update.arrays, state.shared, client)
         size, usual = norm_of_parameters(update.arrays), max(norm_of_parameters(state.shared), 1.0)
-        if size > LARGEST_STEP * usual:
+        if size > MAX_GROWTH * usual:
             raise ProtocolError(
                 f"{client} sent weights {size / usual:.0f} times as large as the global weights, "
-                f"expected at most {LARGEST_STEP:.0f} times."
+                f"expected at most {MAX_GROWTH:.0f} times."
             )
 
     def check_broadcast(self, client: TrainingClient, down: Broadcast) -> None:

@@ -146,13 +146,13 @@ def _factory(name: str) -> Callable[..., nn.Module]:
             "package.module:callable."
         )
     if source == "timm":
-        return partial(load_module("timm", "pip install 'hetero-ssfl[timm]'").create_model, attribute)
+        return partial(load_module("timm", "Install it: pip install 'hetero-ssfl[timm]'").create_model, attribute)
     if source == "torchvision":
-        models = load_module("torchvision.models", "pip install torchvision (for your torch build)")
+        models = load_module("torchvision.models", "Install it: pip install torchvision (for your torch build)")
         return partial(_torchvision, models, attribute)
-    found: Callable[..., nn.Module] = find(name, "encoder")
+    own: Callable[..., nn.Module] = find(name, "encoder")
     # An instance keeps its weights as initial weights. Each client trains a copy of it.
-    return (lambda: copy.deepcopy(found)) if source == GIVEN and isinstance(found, nn.Module) else found
+    return (lambda: copy.deepcopy(own)) if source == GIVEN and isinstance(own, nn.Module) else own
 
 
 def _torchvision(models: Any, name: str, **options: Any) -> nn.Module:

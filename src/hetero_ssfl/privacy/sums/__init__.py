@@ -16,11 +16,11 @@ from .client import ClientState, advertise, check_senders, mask, reveal, share
 from .fixed_point import SIGNED, UNSIGNED, decode, encode, fraction_bits
 from .keys import PublicKeys, Sign, Verify, fingerprint
 from .masks import Layout, Vector
-from .rules import FEWEST, Rules, Session, SumFailedError
+from .rules import MIN_PARTICIPANTS, Rules, Session, SumFailedError
 from .server import MaskedSum
 
 __all__ = [
-    "FEWEST",
+    "MIN_PARTICIPANTS",
     "SIGNED",
     "UNSIGNED",
     "ClientState",
