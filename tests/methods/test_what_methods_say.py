@@ -34,7 +34,7 @@ def test_a_subclass_costs_what_its_parent_costs() -> None:
     own, parents = bytes_of(SPEC), bytes_of("hetero-ssfl")
     assert own == parents
     assert own is not None
-    assert both_ways < own < both_ways + 1000, "arrays and their headers"
+    assert own == both_ways
 
 
 def test_alone_nothing_is_sent() -> None:

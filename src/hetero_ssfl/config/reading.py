@@ -50,15 +50,9 @@ def load_config(preset_or_path: str, overrides: Iterable[str] = ()) -> Config:
     if preset_or_path in preset_names():
         return parse_config(preset_text(preset_or_path), overrides, f"preset {preset_or_path}")
     path = Path(preset_or_path)
-    if path.suffix not in ("", ".toml") and not path.exists():
-        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.toml")], n=1)
-        remedy = f"Did you mean '{path.parent / near[0]}'?" if near else "Check the path."
-        raise ConfigError(f"there is no file '{path}', expected a preset or a path that ends in .toml. {remedy}")
     if path.suffix != ".toml" and not path.exists():
-        raise ConfigError(
-            f"unknown preset '{preset_or_path}', expected {_choices(preset_names(), preset_or_path)} "
-            "or a path that ends in .toml."
-        )
+        choices = _choices([*preset_names(), *map(str, path.parent.glob("*.toml"))], preset_or_path)
+        raise ConfigError(f"unknown preset '{preset_or_path}', expected {choices} or a path that ends in .toml.")
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -199,7 +199,8 @@ def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list
     """Decode all images into one uint8 array. A bad image raises an error, or is counted and skipped."""
     kept: list[np.ndarray] = []
     labels: list[int] = []
-    skipped, channels, screen = 0, config.channels, Console(stderr=True)
+    channels: int | None = config.channels
+    skipped, screen = 0, Console(stderr=True)
     hidden = not screen.is_terminal
     shown = track(rows.items(), f"decoding {what}, once", rows.count, console=screen, transient=True, disable=hidden)
     for number, (encoded, label) in enumerate(shown):

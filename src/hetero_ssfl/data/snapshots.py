@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .cache import remembered
-from .sources import METADATA, SUFFIXES, locate
+from .sources import DATASET_FILES, METADATA, SUFFIXES, locate
 
 Snapshot = dict[str, tuple[int, int, str]]
 """For each file below a source: size, time of its last change in nanoseconds, and a digest of its contents."""
 
 TABLES = (".parquet", ".arrow")
-TABLE_FACTS = ("dataset_info.json", "dataset_dict.json", "state.json")
+TABLE_FACTS = (*DATASET_FILES, "state.json")
 
 
 def take_snapshot(source: str) -> Snapshot | None:

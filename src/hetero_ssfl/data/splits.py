@@ -94,19 +94,15 @@ def fit_to_data(config: Config) -> Config:
     kept = kept_apart(config, train)
     validation = kept.validation if train.labels is not None else config.data.validation
     size = fit_rad(config, *train.pixels.shape[1:3]).rad.size if config.rad.source else kept.rad
-    taken = [(validation, config.data.validation, "validation", "data.validation")] if train.labels is not None else []
-    taken += [] if config.rad.source else [(size, config.rad.size, "the RAD", "rad.size")]
-    if any(fitting != default for fitting, default, _, _ in taken):
-        limited = config.data.limit is not None and config.data.limit < len(train)
-        log.warning(
-            "%s: %s. To change this, set %s.",
-            f"this run uses only {config.data.limit} training images of '{config.data.source}'"
-            if limited
-            else f"'{config.data.source}' has only {len(train)} training images",
-            " and ".join(f"{fitting} {'' if k else 'are '}for {what}" for k, (fitting, _, what, _) in enumerate(taken)),
-            " and ".join(key for *_, key in taken),
-        )
-    return with_settings(config, {"data.validation": validation, "rad.size": size})
+    defaults = {} if train.labels is None else {"data.validation": config.data.validation}
+    defaults |= {} if config.rad.source else {"rad.size": config.rad.size}
+    fitting = {"data.validation": validation, "rad.size": size}
+    lowered = [f"{key} = {fitting[key]}" for key, default in defaults.items() if fitting[key] != default]
+    if lowered:
+        count = min(len(train), config.data.limit or len(train))
+        which = f"'{config.data.source}' has only {count} training images to use"
+        log.warning("%s, so the defaults are lowered: %s. Set them to change this.", which, ", ".join(lowered))
+    return with_settings(config, fitting)
 
 
 def fit_rad(config: Config, channels: int | None = None, side: int | None = None) -> Config:

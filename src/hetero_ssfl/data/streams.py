@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import DataConfig
 from ..errors import DataError
 from .images import decode_image, load_images
-from .sources import is_image, locate, open_rows
+from .sources import DATASET_FILES, is_image, locate, open_rows
 
 ORIENTATION = 274  # the EXIF tag; values from 5 mean that width and height are exchanged
 
@@ -62,8 +62,7 @@ def _holds_files(source: Path) -> bool:
     """Tell whether the source is an image file or a folder of them, not a table or a folder of tables."""
     if source.is_file():
         return is_image(source)
-    tables = ("dataset_info.json", "dataset_dict.json")
-    return not any((source / name).exists() for name in tables) and next(source.rglob("*.parquet"), None) is None
+    return not any((source / name).exists() for name in DATASET_FILES) and next(source.rglob("*.parquet"), None) is None
 
 
 def _decoded(config: DataConfig, items: Iterable[tuple[Any, str | None]]) -> Iterator[SourceImage]:

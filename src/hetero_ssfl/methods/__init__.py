@@ -6,13 +6,20 @@ from importlib.metadata import entry_points
 from ..config import Config
 from ..errors import ConfigError
 from ..plugins import find
-from .averaging import FedAvg, FedBYOL, FedSimSiam, FedSSL
-from .base import Broadcast, ClientId, Method, ServerState, Update
+from .averaging import FedAvg as FedAvg
+from .averaging import FedBYOL as FedBYOL
+from .averaging import FedSimSiam as FedSimSiam
+from .averaging import FedSSL as FedSSL
+from .base import Broadcast as Broadcast
+from .base import ClientId as ClientId
+from .base import Method as Method
+from .base import ServerState as ServerState
+from .base import Update as Update
 from .capabilities import Noise, SecureSums
-from .fedema import FedEMA
-from .fedu import FedU
-from .hetero import HeteroSSFL
-from .local import Local
+from .fedema import FedEMA as FedEMA
+from .fedu import FedU as FedU
+from .hetero import HeteroSSFL as HeteroSSFL
+from .local import Local as Local
 
 METHODS: dict[str, type[Method]] = {
     m.name: m for m in (HeteroSSFL, Local, FedSSL, FedBYOL, FedSimSiam, FedU, FedEMA, FedAvg)
@@ -77,24 +84,3 @@ def method_for(config: Config) -> Method:
             "different ones. Use one model, or method = 'hetero-ssfl', which supports different models."
         )
     return kind(config)
-
-
-__all__ = [
-    "METHODS",
-    "Broadcast",
-    "ClientId",
-    "FedAvg",
-    "FedBYOL",
-    "FedEMA",
-    "FedSSL",
-    "FedSimSiam",
-    "FedU",
-    "HeteroSSFL",
-    "Local",
-    "Method",
-    "ServerState",
-    "Update",
-    "method_class",
-    "method_for",
-    "method_names",
-]
