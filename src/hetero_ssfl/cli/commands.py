@@ -271,9 +271,7 @@ def evaluate(
     from ..runs.folder import RunFolder
 
     folder = RunFolder.open(run_folder)
-    results = folder.read_json(
-        "results.json"
-    )  # requires a finished run: probing earlier would invite tuning on the result
+    results = folder.read_json("results.json")  # of a finished run: probing earlier would invite tuning on the result
     config = evaluation_config(folder.config, settings_of(set_ or []))
     if images is None:
         from ..use.encoders import reevaluate

@@ -40,9 +40,13 @@ class FedSSL(Method):
         return Broadcast(state.round + 1, state.shared)
 
     def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
-        load_shared(client, down.arrays)
+        self.load(client, down)
         metrics = self.train(client, down.round) if down.round > 0 else {}
         return Update(len(client.pixels), shared_weights(client.learner, self.shared), metrics)
+
+    def load(self, client: TrainingClient, down: Broadcast) -> None:
+        """Client: replace or mix its networks with the global ones."""
+        load_shared(client, down.arrays)
 
     def train(self, client: TrainingClient, round_number: int) -> dict[str, float]:
         return train(client, round_number)
@@ -126,9 +130,7 @@ def global_weights(down: Broadcast) -> dict[str, Tensor]:
 
 
 def measured_training(client: TrainingClient, round_number: int) -> dict[str, float]:
-    """Train, and measure how far training moved the encoder (`drift`). Does nothing in the opening."""
-    if round_number == 0:
-        return {}
+    """Train, and measure how far training moved the encoder (`drift`)."""
     before = shared_weights(client.learner)
     metrics = train(client, round_number)
     return {**metrics, "drift": divergence(before, shared_weights(client.learner), client.config.averaging.norm)}
