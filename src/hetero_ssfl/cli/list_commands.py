@@ -22,7 +22,7 @@ app = typer.Typer()
 
 @app.command("list")
 def list_(
-    kind: Annotated[Kind, typer.Argument(metavar="encoders|methods|losses|presets|settings", help="What to list.")],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="encoders, methods, losses, presets or settings.")],
     pattern: Annotated[
         str | None,
         typer.Argument(metavar="[PATTERN]", help="A name, with wildcards such as '*vit*'; a section of settings."),
