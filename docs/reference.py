@@ -22,8 +22,8 @@ SETTINGS = """# Settings
 
 A config lists only the settings that differ from these defaults. Unknown keys are refused, and the error names the
 nearest known key. On the command line, `--set alignment.mu=2` changes one setting of a preset or file; in Python, use
-`settings={"alignment.mu": 2}`. `hetero-ssfl settings [KEY]` prints this table, or a part of it. A node of a federation
-between machines has [node settings](deployment.md#node-settings-nodetoml) of its own.
+`settings={"alignment.mu": 2}`. `hetero-ssfl list settings [PATTERN]` prints this table, or a part of it. A node of a
+federation between machines has [node settings](deployment.md#node-settings-nodetoml) of its own.
 """
 
 

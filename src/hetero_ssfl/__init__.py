@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .kernels.mean import Consensus as Consensus
     from .kernels.mean import combine as combine
     from .learning.encoders import build_encoder as build_encoder
+    from .learning.encoders import list_encoders as list_encoders
     from .learning.features import extract_features as extract_features
     from .learning.probes import Labeled as Labeled
     from .learning.probes import probe as probe
@@ -85,6 +86,7 @@ _HOME = {
     "probe": "learning.probes",
     "mutual_cka": "kernels.cka",
     "build_encoder": "learning.encoders",
+    "list_encoders": "learning.encoders",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -1,7 +1,21 @@
 """Errors that the user can fix.
 
-Each message has one or two sentences: the value that was found, what was expected, and the remedy.
-The command line prints it without a traceback and exits with code 2.
+    HeteroSSFLError
+    |-- ConfigError              a setting
+    |-- DataError                images or labels
+    |   `-- UnequalSizesError    images that need data.side (data/images.py)
+    |-- ProtocolError            a message between server and client
+    |   |-- NoSeatError          a node that may not take part (federation/server/seats.py)
+    |   `-- SumFailedError       a secure sum without enough answers (privacy/sums/rules.py)
+    |-- DivergedError            training; also a FloatingPointError
+    `-- RunError                 a run folder or a run
+        |-- DamagedError         a damaged file
+        |   `-- LostStateError   a state that can be computed again
+        |-- TooFewRepliesError   a round
+        `-- FaultError           a run on one machine
+
+Each message has one or two sentences: the wrong value, what was expected, and what to do. The command line prints it
+without a traceback and exits with code 2.
 """
 
 
@@ -19,7 +33,7 @@ class DataError(HeteroSSFLError):
     def __init__(self, message: str, count: int | None = None) -> None:
         super().__init__(message)
         self.count = count
-        """The number of bad images that were found."""
+        """The number of bad images."""
 
 
 class ProtocolError(HeteroSSFLError):

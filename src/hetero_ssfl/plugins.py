@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -81,17 +82,17 @@ def find(spec: str, what: str) -> Any:
         if name not in _at_hand.get():
             raise ConfigError(f"{missing_object(what, spec)}: federate(..., run_dir=...) and the same other arguments.")
         return _at_hand.get()[name]
-    found = getattr(load_module(module, "put it on PYTHONPATH"), name, None)
-    if not callable(found):
+    thing = getattr(load_module(module, "Put it on PYTHONPATH"), name, None)
+    if not callable(thing):
         raise ConfigError(f"{what} = '{spec}': module {module} has no callable '{name}'. Check the name.")
-    return found
+    return thing
 
 
 def load_module(module: str, remedy: str) -> Any:
     try:
         return importlib.import_module(module)
     except Exception as error:  # a user's module may raise any exception
-        raise ConfigError(f"cannot import {module} ({error}). Remedy: {remedy}.") from None
+        raise ConfigError(f"cannot import {module} ({error}). {remedy}.") from None
 
 
 @contextmanager
@@ -200,12 +201,10 @@ def check_trusted(spec: str, what: str) -> None:
 def _entry(spec: str) -> str:
     """Return a name and its file: the same name may refer to other code in another folder."""
     try:
-        found = importlib.util.find_spec(
-            spec.partition(":")[0].partition(".")[0]
-        )  # of the top-level package, which imports nothing
+        package = importlib.util.find_spec(re.split("[:.]", spec, maxsplit=1)[0])  # imports nothing
     except (ImportError, ValueError):
-        found = None
-    return json.dumps([spec, found and (found.origin or list(found.submodule_search_locations or []))])
+        package = None
+    return json.dumps([spec, package and (package.origin or list(package.submodule_search_locations or []))])
 
 
 def _known() -> set[str]:

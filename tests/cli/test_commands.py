@@ -16,7 +16,8 @@ from PIL import Image
 from helpers.commands import PROGRAM
 from helpers.saved import change_config
 from hetero_ssfl.cli import app, main
-from hetero_ssfl.runs import environment as doctor
+from hetero_ssfl.config import load_config, preset_names
+from hetero_ssfl.runs import environment as machine
 from hetero_ssfl.runs.environment import Finding
 from hetero_ssfl.runs.folder import RunFolder
 
@@ -104,9 +105,9 @@ def test_an_unfinished_run_cannot_be_compared(finished: Path, tmp_path: Path, ca
     assert "the run is not finished" in said
 
 
-def test_doctor_lists_what_is_available_and_what_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_machine_lists_what_is_available_and_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    findings = json.loads(call("doctor", "--json")[1])["findings"]
+    findings = json.loads(call("check", "machine", "--json")[1])["findings"]
     by_name = {f["what"]: f for f in findings}
     assert by_name["torch"]["ok"]
     assert all("Remedy" in f["text"] for f in findings if f["what"] in ("ray", "timm", "onnx") and not f["ok"])
@@ -117,8 +118,8 @@ def test_doctor_lists_what_is_available_and_what_is_missing(call: Call, monkeypa
 
 
 def test_remedies_with_brackets_are_printed_completely(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "check_instructions", lambda: Finding("instructions", True, "not asked here"))
-    _, shown, _ = call("doctor")
+    monkeypatch.setattr(machine, "check_instructions", lambda: Finding("instructions", True, "not asked here"))
+    _, shown, _ = call("check", "machine")
     missing = {line.split()[1]: line for line in shown.splitlines() if line.startswith("missing")}
     extras = {"timm", "onnx", "tensorboard"} & missing.keys()
     assert all(f"hetero-ssfl[{extra}]" in missing[extra] for extra in extras)
@@ -176,3 +177,32 @@ def test_the_demo_makes_a_table_and_a_picture(tmp_path: Path, call: Call) -> Non
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 20_000
     _, again, _ = call("demo", *quick, "--run-dir", tmp_path / "demo", "--json")
     assert len(json.loads(again)["rows"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "pattern", "expected"),
+    [
+        ("encoders", "*vit", "vit"),
+        ("encoders", "resnet1?", "resnet10"),
+        ("methods", "fed[ab]*", "fedbyol"),
+        ("losses", "sim*", "simclr"),
+        ("presets", "*", "smoke"),
+    ],
+)
+def test_list_prints_the_names_that_match(kind: str, pattern: str, expected: str, call: Call) -> None:
+    names = json.loads(call("list", kind, pattern, "--json")[1])[kind]
+    assert expected in names
+    assert set(names) <= set(call("list", kind)[1].split())
+    assert call("list", kind, pattern)[1].split() == names
+
+
+def test_list_shows_settings_by_pattern(call: Call) -> None:
+    found = json.loads(call("list", "settings", "*.lr", "--json")[1])["settings"]
+    assert [setting["key"] for setting in found] == ["optim.lr", "evaluation.lr"]
+
+
+def test_a_printed_preset_is_a_config(tmp_path: Path, call: Call) -> None:
+    copy = tmp_path / "my.toml"
+    for name in preset_names():
+        copy.write_text(call("preset", name)[1])
+        assert load_config(str(copy)) == load_config(name)

@@ -29,5 +29,5 @@ def test_an_issue_form_has_the_required_fields(path: Path) -> None:
     assert all(part["type"] == "textarea" and part["attributes"]["label"] for part in form["body"])
 
 
-def test_the_form_for_bugs_asks_for_the_doctor() -> None:
-    assert any("hetero-ssfl doctor" in path.read_text() for path in FORMS)
+def test_the_form_for_bugs_asks_for_the_check_of_the_machine() -> None:
+    assert any("hetero-ssfl check machine" in path.read_text() for path in FORMS)

@@ -1,4 +1,4 @@
-"""`hetero-ssfl settings`, and what the page of settings is built from."""
+"""`hetero-ssfl list settings`, and what the page of settings is built from."""
 
 import json
 import tomllib
@@ -14,7 +14,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 @pytest.mark.parametrize("setting", all_settings(), ids=lambda s: s.key)
 def test_every_setting_has_a_meaning_and_its_default_is_accepted(setting: Setting) -> None:
-    assert setting.meaning.endswith("."), "a setting needs a sentence below it in schema.py"
+    assert setting.meaning.endswith("."), "a setting needs a sentence below it in config/schema.py or config/sections"
     if setting.default and not setting.key.startswith("clients.models"):
         config = parse_config("", [f"{setting.key}={setting.default}"])
         assert config == Config()
@@ -29,17 +29,17 @@ def test_no_setting_is_missing() -> None:
 
 
 def test_the_command_prints_a_setting_a_section_and_all(call: Call) -> None:
-    _, shown, _ = call("settings", "optim.batch")
+    _, shown, _ = call("list", "settings", "optim.batch")
     assert shown.splitlines() == ["optim.batch = 128", "Images per step.", "values: a whole number at least 2"]
-    found = json.loads(call("settings", "alignment", "--json")[1])["settings"]
+    found = json.loads(call("list", "settings", "alignment", "--json")[1])["settings"]
     assert {"key": "alignment.mu", "default": "4.0", "values": "a number at least 0"}.items() <= found[0].items()
-    assert len(found) < len(json.loads(call("settings", "--json")[1])["settings"]) == len(all_settings())
-    assert json.loads(call("settings", "ssl.kind", "--json")[1])["settings"][0]["values"].startswith(
+    assert len(found) < len(json.loads(call("list", "settings", "--json")[1])["settings"]) == len(all_settings())
+    assert json.loads(call("list", "settings", "ssl.kind", "--json")[1])["settings"][0]["values"].startswith(
         '"byol", "simsiam"'
     )
-    assert "[views]" in call("settings")[1]
+    assert "[views]" in call("list", "settings")[1]
 
 
 def test_an_unknown_setting_names_the_nearest(call: Call) -> None:
-    code, _, said = call("settings", "alignment.mew")
+    code, _, said = call("list", "settings", "alignment.mew")
     assert (code, "Did you mean 'alignment.mu'?" in said) == (2, True)

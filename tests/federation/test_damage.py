@@ -152,18 +152,20 @@ def test_a_round_that_was_played_with_other_settings_is_not_repeated(unfinished:
 
 
 @pytest.mark.parametrize("state", ["finished", "unfinished"])
-def test_doctor_lists_what_is_damaged(state: str, tmp_path: Path, call: Call, request: pytest.FixtureRequest) -> None:
+def test_check_run_lists_what_is_damaged(
+    state: str, tmp_path: Path, call: Call, request: pytest.FixtureRequest
+) -> None:
     run: Path = request.getfixturevalue(state)
-    code, said, _ = call("doctor", run)
+    code, said, _ = call("check", "run", run)
     assert code == 0
     assert "damaged" not in said
     for file in files_of(run):
         copy = damaged_copy(run, tmp_path / "copy", file, DAMAGE["flipped in the middle"])
-        code, said, _ = call("doctor", copy)
+        code, said, _ = call("check", "run", copy)
         assert code == 1, file
         assert Path(file).name in said
     shutil.rmtree(copy / "clients" / "client-000")
-    code, said, _ = call("doctor", copy)
+    code, said, _ = call("check", "run", copy)
     assert (code, "client-000" in said, "is missing" in said) == (1, True, True)
 
 

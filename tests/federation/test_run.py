@@ -254,7 +254,7 @@ def test_a_dead_client_process_stops_the_run_and_is_named_with_its_encoder_and_t
     tmp_path: Path, dying: str
 ) -> None:
     said = (
-        rf"client-001 \(encoder {dying}\) failed twice in round 1: its process died of SIGABRT. Try hetero-ssfl doctor"
+        rf"client-001 \(encoder {dying}\) failed twice in round 1: its process died of SIGABRT. Try hetero-ssfl check"
         r".*--resume"
     )
     with pytest.raises(FaultError, match=said):

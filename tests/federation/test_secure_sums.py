@@ -30,7 +30,7 @@ from hetero_ssfl.federation.wire_sums import new_session, roster_of, with_roster
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import Broadcast, ServerState, Update, method_for
 from hetero_ssfl.methods.capabilities import SecureSums
-from hetero_ssfl.privacy.sums import FEWEST, advertise, fingerprint
+from hetero_ssfl.privacy.sums import MIN_PARTICIPANTS, advertise, fingerprint
 from hetero_ssfl.privacy.sums.keys import PublicKeys
 from hetero_ssfl.runs.events import RoundDone
 from hetero_ssfl.runs.files import write_json
@@ -500,7 +500,7 @@ def test_methods_that_need_each_reply_are_refused() -> None:
     config = parse_config("", ["privacy.secure=true", "alignment.form=sketch", "method=fedbyol"])
     with pytest.raises(ConfigError, match="method 'fedbyol' needs each client's reply"):
         method_for(config)
-    assert FEWEST == 3
+    assert MIN_PARTICIPANTS == 3
 
 
 def test_worker_processes_give_the_same_bits_as_one_thread(tmp_path: Path) -> None:

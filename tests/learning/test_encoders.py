@@ -1,12 +1,14 @@
 """Any module that maps images to vectors is an encoder; anything else is refused."""
 
 import importlib.util
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.learning.encoders import BUILTIN, build_encoder, parse_spec
+from hetero_ssfl.learning.encoders import BUILTIN, build_encoder, list_encoders, parse_spec
 from hetero_ssfl.learning.learner import count_parameters
 from hetero_ssfl.seeding import global_seed, rng_for
 
@@ -242,3 +244,11 @@ def test_the_dry_run_leaves_the_mode_as_it_was():
 )
 def test_a_callable_that_is_not_an_encoder_is_refused(spec, reason):
     assert reason in refusal(spec)
+
+
+def test_encoders_are_listed_by_pattern_with_those_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(list_models=lambda: ["vit_tiny", "convnext"]))
+    assert list_encoders("*vit*") == ["vit", "timm:vit_tiny"]
+    assert set(list_encoders()) == {*BUILTIN, "timm:vit_tiny", "timm:convnext"}
+    monkeypatch.setitem(sys.modules, "timm", None)  # not installed
+    assert list_encoders("*vit*") == ["vit"]

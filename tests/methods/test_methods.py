@@ -1,8 +1,10 @@
 """Tests that every registered method must pass, and tests of each method."""
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import cast
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.blocks import ROOT, blocks_of
 from hetero_ssfl.config import AlignmentConfig, Config, load_config
 from hetero_ssfl.data import to_input
 from hetero_ssfl.errors import ConfigError, ProtocolError
@@ -21,7 +24,7 @@ from hetero_ssfl.kernels.mean import sketch, sketching_matrix
 from hetero_ssfl.learning.alignment import Alignment, mu_at
 from hetero_ssfl.learning.learner import build_learner
 from hetero_ssfl.learning.training import TrainingClient, learning_rate, rad_representations, train
-from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState, Update, method_for
+from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState, Update, method_class, method_for
 from hetero_ssfl.methods.averaging import average
 from hetero_ssfl.methods.hetero import HeteroSSFL
 from hetero_ssfl.seeding import rng_for
@@ -37,7 +40,7 @@ SMALL = [
 
 def config_with(*overrides: str) -> Config:
     config = load_config("smoke", [*SMALL, *overrides])
-    kind = METHODS[config.method].ssl_kind if config.method in METHODS else None
+    kind = METHODS[config.method].ssl_kind if config.method in METHODS else None  # a test may name an unknown one
     return load_config("smoke", [*SMALL, *overrides, *([f"ssl.kind={kind}"] if kind else [])])
 
 
@@ -50,7 +53,7 @@ def make_client(config: Config, number: int = 0) -> TrainingClient:
     rng = rng_for(0, "pixels", number)
     pixels = torch.randint(0, 256, (20, 1, 16, 16), generator=rng, dtype=torch.uint8)
     rad = torch.randint(0, 256, (config.rad.size, 1, 16, 16), generator=rng_for(0, "rad"), dtype=torch.uint8)
-    classes = 3 if METHODS[config.method].needs_labels else None
+    classes = 3 if method_class(config.method).needs_labels else None
     learner = build_learner(config.model_of(number), config.ssl, 1, 16, config.seed, "init", number, classes=classes)
     labels = torch.arange(20) % 3 if classes else None
     return TrainingClient(f"client-{number}", config, learner, pixels, rad, labels)
@@ -77,7 +80,24 @@ def parameters(client: TrainingClient) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in client.learner.state_dict().values()])
 
 
-@pytest.mark.parametrize("name", METHODS)
+(OWN_METHOD,) = (block for block in blocks_of(ROOT / "docs" / "methods.md") if block.file == "my_method.py")
+"""The example of the docs, which has to pass the same tests as a built-in method."""
+
+
+@pytest.fixture
+def my_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("my_method")
+    exec(compile(OWN_METHOD.text, str(OWN_METHOD), "exec"), vars(module))
+    monkeypatch.setitem(sys.modules, "my_method", module)
+
+
+def test_the_own_method_of_the_docs_has_at_most_15_lines() -> None:
+    code = [line for line in OWN_METHOD.text.splitlines() if line and not line.startswith("#")]
+    assert len(code) <= 15
+
+
+@pytest.mark.usefixtures("my_method")
+@pytest.mark.parametrize("name", [*METHODS, "my_method:Spread"])
 class TestEveryMethod:
     def test_trains_every_client_and_counts_rounds(self, name: str) -> None:
         config = config_with(f"method={name}")
@@ -259,7 +279,7 @@ def test_an_impossible_trace_is_refused(trace: torch.Tensor) -> None:
         HeteroSSFL(config).check(ServerState(0, ()), "client-0", Update(1, {"sketch": sent, "trace": trace}))
 
 
-def test_a_portrait_contains_mutual_cka_and_spectrum() -> None:
+def test_a_snapshot_contains_mutual_cka_and_spectrum() -> None:
     factors = [
         random_factor(0),
         random_factor(0) @ torch.linalg.qr(torch.randn(5, 5, generator=rng_for(3))).Q,
@@ -268,12 +288,12 @@ def test_a_portrait_contains_mutual_cka_and_spectrum() -> None:
     updates = {f"client-{k}": Update(1, {"factor": a}) for k, a in enumerate(factors)}
     method = HeteroSSFL(config_with("clients.count=3"))
     assert method.kernel_snapshot(ServerState(0, tuple(updates))) == {}
-    portrait = json.loads(json.dumps(method.kernel_snapshot(method.aggregate(ServerState(0, tuple(updates)), updates))))
-    assert portrait["clients"] == list(updates)
-    assert portrait["mutual_cka"][0][1] == pytest.approx(1, abs=1e-3)
-    assert abs(portrait["mutual_cka"][0][2]) < 0.6
-    assert sum(portrait["spectrum"]) == pytest.approx(1, abs=1e-2)
-    assert portrait["spectrum"] == sorted(portrait["spectrum"], reverse=True)
+    snapshot = json.loads(json.dumps(method.kernel_snapshot(method.aggregate(ServerState(0, tuple(updates)), updates))))
+    assert snapshot["clients"] == list(updates)
+    assert snapshot["mutual_cka"][0][1] == pytest.approx(1, abs=1e-3)
+    assert abs(snapshot["mutual_cka"][0][2]) < 0.6
+    assert sum(snapshot["spectrum"]) == pytest.approx(1, abs=1e-2)
+    assert snapshot["spectrum"] == sorted(snapshot["spectrum"], reverse=True)
 
 
 @pytest.mark.parametrize("shape", [(15, 4), (16,), (16, 0), (16, 2, 2), (16, 513)])

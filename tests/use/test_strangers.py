@@ -49,7 +49,7 @@ MALFORMED: dict[str, list[bytes]] = {
 def test_a_malformed_file_gives_one_sentence(file: str, run: Path, tmp_path: Path, call: Call) -> None:
     path = tmp_path / "run"
     shutil.copytree(run, path)
-    quick = [["status", path], ["doctor", path], ["compare", path, path]]
+    quick = [["status", path], ["check", "run", path], ["compare", path, path]]
     quick += [["export", path, "--client", 0, "-o", tmp_path / "out"]] if "models" in file else []
     slow = [["evaluate", path], ["report", path, "-o", tmp_path / "r.html"]]
     unnoticed = []
@@ -90,7 +90,7 @@ def test_tensors_that_do_not_belong_there_give_one_sentence(
     path = tmp_path / "run"
     shutil.copytree(run, path)
     save_tensors(path / file, tensors, about)
-    codes = [tried(call, [command, path]) for command in ("doctor", "evaluate", "status")]
+    codes = [tried(call, [*command.split(), path]) for command in ("check run", "evaluate", "status")]
     assert any(codes)
 
 

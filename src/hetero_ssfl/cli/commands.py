@@ -10,10 +10,11 @@ import typer
 from rich.markup import escape
 
 from ..errors import HeteroSSFLError
+from .check_commands import app as check_app
 from .data_commands import app as data_app
 from .deploy_commands import app as deploy_app
+from .list_commands import app as list_app
 from .report_command import report
-from .settings_command import settings
 from .study_commands import audit, compare, demo, paper, sweep, theory
 from .terminal import BadImage, Json, Quiet, Set, configs, err, out, print_json, say
 from .use_commands import app as use_app
@@ -33,6 +34,8 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(check_app, name="check")
+app.add_typer(list_app)  # list, preset
 app.add_typer(use_app)  # embed, export, neighbours
 
 Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
@@ -222,14 +225,14 @@ def status(
     from ..report.status import read_status, status_table
     from ..runs.folder import RunFolder
 
-    found = read_status(RunFolder.open(run))
+    state = read_status(RunFolder.open(run))
     if as_json:
-        print_json(found)
+        print_json(state)
         return
-    say(escape(found["summary"]))
-    out.print(status_table(found))
-    if found["last_warning"]:
-        out.print(f"last warning: {escape(found['last_warning'])}", highlight=False, soft_wrap=True)
+    say(escape(state["summary"]))
+    out.print(status_table(state))
+    if state["last_warning"]:
+        out.print(f"last warning: {escape(state['last_warning'])}", highlight=False, soft_wrap=True)
 
 
 app.command()(demo)
@@ -266,9 +269,7 @@ def evaluate(
     from ..runs.folder import RunFolder
 
     folder = RunFolder.open(run_folder)
-    results = folder.read_json(
-        "results.json"
-    )  # requires a finished run: probing earlier would invite tuning on the result
+    results = folder.read_json("results.json")  # of a finished run: probing earlier would invite tuning on the result
     config = evaluation_config(folder.read_config(), settings_of(set_ or []))
     if images is None:
         from ..use.encoders import reevaluate
@@ -296,37 +297,5 @@ def evaluate(
         out.print(f"chance level: {100 / classes:.1f} (all {classes} classes)")
 
 
-for command in (settings, compare, report, paper, sweep, audit, theory):
+for command in (compare, report, paper, sweep, audit, theory):
     app.command()(command)
-
-
-@app.command()
-def doctor(
-    run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Check this run folder instead.", show_default=False)
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Check this machine: what is installed, which devices are available, what is missing and how to get it.
-
-    With a run folder, check each of its files against its digest, finished or not. The exit code is 1 if something is
-    wrong.
-
-    Examples:
-      hetero-ssfl doctor
-      hetero-ssfl doctor runs/a
-      hetero-ssfl doctor --json
-    """
-    from ..runs.check import check_run
-    from ..runs.environment import diagnose
-
-    findings = diagnose() if run is None else check_run(run)
-    if as_json:
-        print_json({"findings": [vars(f) for f in findings]})
-    else:
-        bad = "missing" if run is None else "damaged"
-        for finding in findings:
-            mark = "[green]ok[/]     " if finding.ok else f"[yellow]{bad}[/]"
-            out.print(f"{mark} {finding.what:<18} {escape(finding.text)}", highlight=False, soft_wrap=True)
-    if any(f.required and not f.ok for f in findings):
-        sys.exit(1)

@@ -41,11 +41,11 @@ def configs(incomplete: str) -> list[str]:
 
 def print_section(section: "StudySection") -> None:
     """Print what a study found, as a report shows it."""
-    for found in section.tables:
-        table = Table(title=escape(found.caption), title_justify="left")
-        for number, name in enumerate(found.head):
+    for part in section.tables:
+        table = Table(title=escape(part.caption), title_justify="left")
+        for number, name in enumerate(part.head):
             table.add_column(name, justify="right" if number else "left")
-        for row in found.rows:
+        for row in part.rows:
             table.add_row(*map(escape, row))
         out.print(table)
     for text in section.notes:

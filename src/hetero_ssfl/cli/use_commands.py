@@ -50,9 +50,9 @@ def embed(
     check_output(output)
     model = find_model(run, client)
     total, pictures = open_images(model, images, on_bad_image or "error")
-    found = embed_images([model.load(encoder)], pictures, total, Console(stderr=True, quiet=quiet))
-    save_features(output, found, model)
-    count, width = found.features[0].shape
+    features = embed_images([model.load(encoder)], pictures, total, Console(stderr=True, quiet=quiet))
+    save_features(output, features, model)
+    count, width = features.features[0].shape
     if as_json:
         facts = {"file": str(output), "client": model.client, "images": count, "width": width, "skipped": total - count}
         print_json(facts)

@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from .schema import Config, ModelConfig, Section
+from .schema import Config
+from .sections.base import Section
+from .sections.learning import ModelConfig
 
 PRESETS = "hetero_ssfl.presets"
 
@@ -37,27 +39,20 @@ def parse_config(text: str, overrides: Iterable[str] = (), origin: str = "the co
 
 def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Return nested sections as one mapping: {"rad": {"size": 9}} becomes {"rad.size": 9}."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in values.items():
-        found |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {above + key: value}
-    return found
+        settings |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {above + key: value}
+    return settings
 
 
 def load_config(preset_or_path: str, overrides: Iterable[str] = ()) -> Config:
     """Load a preset by name, or a TOML file by path."""
     if preset_or_path in preset_names():
-        text = resources.files(PRESETS).joinpath(f"{preset_or_path}.toml").read_text()
-        return parse_config(text, overrides, f"preset {preset_or_path}")
+        return parse_config(preset_text(preset_or_path), overrides, f"preset {preset_or_path}")
     path = Path(preset_or_path)
-    if path.suffix not in ("", ".toml") and not path.exists():
-        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.toml")], n=1)
-        remedy = f"Did you mean '{path.parent / near[0]}'?" if near else "Check the path."
-        raise ConfigError(f"there is no file '{path}', expected a preset or a path that ends in .toml. {remedy}")
     if path.suffix != ".toml" and not path.exists():
-        raise ConfigError(
-            f"unknown preset '{preset_or_path}', expected {_choices(preset_names(), preset_or_path)} "
-            "or a path that ends in .toml."
-        )
+        choices = _choices([*preset_names(), *map(str, path.parent.glob("*.toml"))], preset_or_path)
+        raise ConfigError(f"unknown preset '{preset_or_path}', expected {choices} or a path that ends in .toml.")
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -93,6 +88,13 @@ def preset_names() -> list[str]:
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
+def preset_text(name: str) -> str:
+    """Return the TOML of a preset."""
+    if name not in preset_names():
+        raise ConfigError(f"unknown preset '{name}', expected {_choices(preset_names(), name)}.")
+    return resources.files(PRESETS).joinpath(f"{name}.toml").read_text()
+
+
 def validate(values: dict[str, Any], kind: type[SectionT]) -> SectionT:
     """Build a section from plain values. Raise ConfigError for the first invalid value."""
     try:
@@ -103,16 +105,16 @@ def validate(values: dict[str, Any], kind: type[SectionT]) -> SectionT:
 
 def settings_of(overrides: Iterable[str]) -> dict[str, Any]:
     """Return the settings of `key=value` texts, as `--set` takes them: {"alignment.mu": 2}."""
-    found = {}
+    settings: dict[str, Any] = {}
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"override '{override}' has no '=', expected key=value such as alignment.mu=2.")
         try:
-            found[key.strip()] = tomllib.loads(f"x = {text.strip()}")["x"]
+            settings[key.strip()] = tomllib.loads(f"x = {text.strip()}")["x"]
         except tomllib.TOMLDecodeError:
-            found[key.strip()] = text.strip()  # a bare word, so that strings need no second pair of quotes in a shell
-    return found
+            settings[key.strip()] = text.strip()  # a bare word needs no second pair of quotes in a shell
+    return settings
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:

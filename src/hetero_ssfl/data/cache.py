@@ -21,7 +21,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("HETERO_SSFL_CACHE", default)).expanduser()
 
 
-def most_bytes() -> int:
+def max_bytes() -> int:
     """Return the size limit of the cache."""
     text = os.environ.get("HETERO_SSFL_CACHE_MB", str(USUAL_MB))
     try:
@@ -58,7 +58,7 @@ def prune_cache(newest: Path) -> None:
             entries.setdefault(file.name.partition(".")[0], []).append((file, file.stat()))
     sizes = {name: sum(stat.st_size for _, stat in files) for name, files in entries.items()}
     by_age = sorted(entries, key=lambda name: max(stat.st_mtime_ns for _, stat in entries[name]))
-    excess = sum(sizes.values()) - most_bytes()
+    excess = sum(sizes.values()) - max_bytes()
     for name in by_age:
         if excess <= 0:
             return

@@ -7,7 +7,6 @@ in memory.
 import hashlib
 import json
 import logging
-from collections import Counter
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor
 from ..config import DataConfig
 from ..errors import DataError
 from ..terminal import Console
-from .cache import cache_folder, mark_used, most_bytes, private_scratch, prune_cache, remembered
+from .cache import cache_folder, mark_used, max_bytes, private_scratch, prune_cache, remembered
 from .sources import Rows, Subset, count_files, fixed_fifth, locate, open_rows
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DIGITS = 1797
-MOST_CLASSES = 1000  # assumed for a source whose labels are not read
+MAX_CLASSES = 1000  # assumed for a source whose labels are not read
 USUAL_SIDE = 32  # recommended for images of unequal sizes
 FORMAT = 4  # increase it when the cached content changes for the same source
 
@@ -95,16 +94,16 @@ class Counts(NamedTuple):
 def count_images(config: DataConfig) -> Counts:
     """Count the images of a source without decoding them."""
     if config.source == "digits":
-        found, classes = DIGITS, 10
+        total, classes = DIGITS, 10
     else:
         source = locate(config.source)
         counted = count_files(source) if isinstance(source, Path) else None
         if counted is None:
             plain = config.model_copy(update={"side": None, "channels": None})
             key = ["count", _cache_key(plain, source, "all")]
-            counted = remembered(key, lambda: open_rows(plain, source, "all").count), MOST_CLASSES
-        found, classes = counted
-    return Counts(found, min(found, config.limit or found), classes)
+            counted = remembered(key, lambda: open_rows(plain, source, "all").count), MAX_CLASSES
+        total, classes = counted
+    return Counts(total, min(total, config.limit or total), classes)
 
 
 def _digits(config: DataConfig, split: Subset) -> Images:
@@ -126,8 +125,8 @@ def _digits_file() -> tuple[np.ndarray, np.ndarray]:
 
     They are read from scikit-learn's data file, because importing scikit-learn takes as long as importing torch.
     """
-    found = find_spec("sklearn")
-    folders = found.submodule_search_locations if found else None
+    package = find_spec("sklearn")
+    folders = package.submodule_search_locations if package else None
     path = Path(next(iter(folders or [])), "datasets", "data", "digits.csv.gz")
     if not path.exists():
         from sklearn.datasets import load_digits
@@ -143,8 +142,8 @@ def _cache_key(config: DataConfig, source: Path | str, split: Subset) -> str:
     files: list[Any] = []
     if isinstance(source, Path):
         source = source.resolve()
-        found = sorted(source.rglob("*")) if source.is_dir() else [source]
-        files = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in found if f.is_file()]
+        paths = sorted(source.rglob("*")) if source.is_dir() else [source]
+        files = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in paths if f.is_file()]
     decoding = config.model_dump(exclude={"source", "limit", "validation"})
     text = json.dumps([FORMAT, str(source), split, files, decoding], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -172,7 +171,7 @@ def _checksum(pixels: np.ndarray, labels: list[int] | None) -> str:
 
 
 def _fill_cache(entry: Path, config: DataConfig, rows: Rows, what: str) -> None:
-    most_bytes()  # raises for a wrong limit before anything is decoded
+    max_bytes()  # raises for a wrong limit before anything is decoded
     pixels, labels, skipped = _decode(config, rows, what)
     card = {
         "source": config.source,
@@ -200,36 +199,18 @@ def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list
     """Decode all images into one uint8 array. A bad image raises an error, or is counted and skipped."""
     kept: list[np.ndarray] = []
     labels: list[int] = []
-    bad: Counter[str] = Counter()
     channels: int | None = config.channels
-    screen = Console(stderr=True)
-    shown = track(
-        rows.items(),
-        f"decoding {what}, once",
-        rows.count,
-        console=screen,
-        transient=True,
-        disable=not screen.is_terminal,
-    )
+    skipped, screen = 0, Console(stderr=True)
+    hidden = not screen.is_terminal
+    shown = track(rows.items(), f"decoding {what}, once", rows.count, console=screen, transient=True, disable=hidden)
     for number, (encoded, label) in enumerate(shown):
         try:
             picture, channels = decode_image(encoded, config.side, channels)
             _check_size(picture, kept[0] if kept else picture)
         except Exception as error:  # decoders raise more than their own error classes for broken files
             if config.on_bad_image == "error":
-                which = f"image {number}{_place(encoded, config.source)}"
-                if isinstance(error, _OtherSizeError):
-                    raise UnequalSizesError(
-                        f"{which} of {what} {error}. Set data.side, for example {USUAL_SIDE}, to crop and resize all "
-                        "images.",
-                        count=1,
-                    ) from None
-                raise DataError(
-                    f"{which} of {what} {_reason(error)}. "
-                    "Repair or remove it, or set data.on_bad_image = 'skip' to skip such images.",
-                    count=1,
-                ) from None
-            bad[_reason(error)] += 1
+                raise _refusal(f"image {number}{_place(encoded, config.source)} of {what}", error) from None
+            skipped += 1
             continue
         kept.append(picture)
         if label is not None:
@@ -238,19 +219,32 @@ def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list
         raise DataError(f"{what} holds no readable images, expected at least one. Check data.source.")
     if labels and len(labels) != len(kept):
         raise DataError(f"only {len(labels)} of {len(kept)} images of {what} have a label, expected all or none.")
-    return np.ascontiguousarray(np.stack(kept)), labels or None, sum(bad.values())
+    return np.ascontiguousarray(np.stack(kept)), labels or None, skipped
 
 
-class _OtherSizeError(ValueError):
-    """An image that can be decoded, but does not fit into one array with the others."""
+class BadImageError(ValueError):
+    """An image that can be read, but not used. Its message continues the sentence "image 7 ..."."""
+
+
+class _OtherSizeError(BadImageError):
+    """The image does not fit into one array with the others."""
 
 
 def _check_size(picture: np.ndarray, first: np.ndarray) -> None:
-    found, expected = (f"{a.shape[2]}x{a.shape[1]}" for a in (picture, first))
+    size, expected = (f"{a.shape[2]}x{a.shape[1]}" for a in (picture, first))
     if picture.shape[1] != picture.shape[2]:
-        raise _OtherSizeError(f"is {found} pixels, not square")
+        raise _OtherSizeError(f"is {size} pixels, not square")
     if picture.shape != first.shape:
-        raise _OtherSizeError(f"is {found} pixels, but the first is {expected}")
+        raise _OtherSizeError(f"is {size} pixels, but the first is {expected}")
+
+
+def _refusal(which: str, error: Exception) -> DataError:
+    if isinstance(error, _OtherSizeError):
+        remedy = f"Set data.side, for example {USUAL_SIDE}, to crop and resize all images."
+        return UnequalSizesError(f"{which} {error}. {remedy}", count=1)
+    reason = str(error) if isinstance(error, BadImageError) else "cannot be decoded"
+    remedy = "Repair or remove it, or set data.on_bad_image = 'skip' to skip such images."
+    return DataError(f"{which} {reason}. {remedy}", count=1)
 
 
 def _place(encoded: Any, source: str) -> str:
@@ -261,22 +255,17 @@ def _place(encoded: Any, source: str) -> str:
     return f" ({file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.name})"
 
 
-def _reason(error: Exception) -> str:
-    text = str(error)
-    return text if text.startswith("is ") else "cannot be decoded"
-
-
 def decode_image(encoded: Any, side: int | None, channels: int | None) -> tuple[np.ndarray, int]:
     """Decode bytes or a path into uint8 (channels, side, side); also return the number of channels.
 
-    Raises ValueError with a reason that begins with "is", or whatever the decoder raises for a broken file.
+    Raises BadImageError with a reason, or whatever the decoder raises for a broken file.
     """
     import io
 
     from PIL import Image
 
     if encoded is None:
-        raise ValueError("is missing")
+        raise BadImageError("is missing")
     stream = io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded
     with Image.open(stream) as file:
         return fit_image(file, side, channels)
@@ -308,7 +297,7 @@ def eight_bits(image: "Image") -> "Image":
     largest = 1.0 if image.mode == "F" else 65535.0
     if not 0 <= lowest <= highest <= largest:  # false for nan, too
         kind = "a float" if image.mode == "F" else "an integer"
-        raise ValueError(
+        raise BadImageError(
             f"is {kind} image with values from {lowest:g} to {highest:g}, expected 0 to {largest:g} (rescale it first)"
         )
     return fromarray((values * (255 / largest)).round().astype(np.uint8))

@@ -39,8 +39,8 @@ def read_given(data: Data, labels: Any, config: DataConfig, who: str) -> Images:
             return _labeled(images.pixels, labels, who, images.skipped)
         train = load_images(config, "train")
         return train if train.labels is None else joined([train, load_images(config, "test")])
-    inputs, found = _samples(data, who)
-    return _labeled(_as_tensor(inputs, config, who), found if labels is None else labels, who)
+    inputs, own_labels = _samples(data, who)
+    return _labeled(_as_tensor(inputs, config, who), own_labels if labels is None else labels, who)
 
 
 def read_with_test(data: Data, labels: Any, test: Data, config: DataConfig, who: str) -> tuple[Images, Images]:

@@ -1,7 +1,6 @@
 """Divide training images among simulated clients.
 
-Dirichlet and shards use the partitioners of flwr-datasets. The paper's rule (disjoint classes) is implemented here;
-disjoint.py also provides it as a flwr-datasets Partitioner.
+Dirichlet and shards use the partitioners of flwr-datasets. The paper's rule (disjoint classes) is implemented here.
 """
 
 from functools import partial

@@ -85,16 +85,16 @@ def _fitted_as_files_are(pixels: Tensor, side: int | None, channels: int) -> Ten
 
 
 def _with_channels(pixels: Tensor, wanted: int, who: str) -> Tensor:
-    found = pixels.shape[1]
-    if found == wanted:
+    channels = pixels.shape[1]
+    if channels == wanted:
         return pixels
-    if found == 1:
+    if channels == 1:
         return pixels.expand(-1, wanted, -1, -1)
-    if (found, wanted) == (3, 1):
+    if (channels, wanted) == (3, 1):
         grey = torch.tensordot(pixels.float(), torch.tensor(GREY), ([1], [0]))[:, None]
         return _rounded(grey, pixels.dtype)
     raise DataError(
-        f"the images of {who} have {found} channels, expected {wanted}. Choose which channels to use: "
+        f"the images of {who} have {channels} channels, expected {wanted}. Choose which channels to use: "
         "array[:, [0, 1, 2]] takes the first three."
     )
 

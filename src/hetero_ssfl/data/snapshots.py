@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .cache import remembered
-from .sources import METADATA, SUFFIXES, locate
+from .sources import DATASET_FILES, METADATA, SUFFIXES, locate
 
 Snapshot = dict[str, tuple[int, int, str]]
 """For each file below a source: size, time of its last change in nanoseconds, and a digest of its contents."""
 
 TABLES = (".parquet", ".arrow")
-TABLE_FACTS = ("dataset_info.json", "dataset_dict.json", "state.json")
+TABLE_FACTS = (*DATASET_FILES, "state.json")
 
 
 def take_snapshot(source: str) -> Snapshot | None:
@@ -24,8 +24,8 @@ def take_snapshot(source: str) -> Snapshot | None:
         return None
     stats = _stats(root)
     # Remembered, so that the next run on the same files need not read them again.
-    found = remembered(["files", str(root), stats], lambda: {name: _digest(root, name) for name in stats})
-    return {name: (*stat, found[name]) for name, stat in stats.items()}
+    digests = remembered(["files", str(root), stats], lambda: {name: _digest(root, name) for name in stats})
+    return {name: (*stat, digests[name]) for name, stat in stats.items()}
 
 
 def what_changed(source: str, before: Mapping[str, Sequence[int | str]]) -> str | None:
@@ -40,18 +40,18 @@ def what_changed(source: str, before: Mapping[str, Sequence[int | str]]) -> str 
 
 
 def _root(source: str) -> Path | None:
-    found = None if source == "digits" else locate(source)
-    return found.resolve() if isinstance(found, Path) else None
+    place = None if source == "digits" else locate(source)
+    return place.resolve() if isinstance(place, Path) else None
 
 
 def _stats(root: Path) -> dict[str, tuple[int, int]]:
     files, base = (sorted(root.rglob("*")), root) if root.is_dir() else ([root], root.parent)
-    found = {}
+    stats = {}
     for file in files:
         if (file.suffix.lower() in (*SUFFIXES, *TABLES) or file.name in (*METADATA, *TABLE_FACTS)) and file.is_file():
             stat = file.stat()
-            found[file.relative_to(base).as_posix()] = (stat.st_size, stat.st_mtime_ns)
-    return found
+            stats[file.relative_to(base).as_posix()] = (stat.st_size, stat.st_mtime_ns)
+    return stats
 
 
 def _digest(root: Path, name: str) -> str:

@@ -86,10 +86,10 @@ def same_source(one: str, other: str) -> bool:
 
 def _resolved(source: str) -> Path | str:
     try:
-        found = locate(source)
+        place = locate(source)
     except DataError:
         return source
-    return found.resolve() if isinstance(found, Path) else found
+    return place.resolve() if isinstance(place, Path) else place
 
 
 @dataclass(frozen=True)

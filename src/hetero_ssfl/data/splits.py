@@ -17,7 +17,7 @@ from .images import Images, load_images
 from .partition import partition
 from .sources import same_source
 
-SMALLEST_RAD = 4
+MIN_RAD = 4
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +58,14 @@ def split_training_images(config: Config, train: Images) -> Split:
     return Split(validation.sort().values, rad.sort().values, tuple(pool[rows].sort().values for rows in parts))
 
 
-class KeptApart(NamedTuple):
+class HeldOut(NamedTuple):
     """Numbers of training images that no client trains on."""
 
     validation: int
     rad: int
 
 
-def kept_apart(config: Config, train: Images) -> KeptApart:
+def kept_apart(config: Config, train: Images) -> HeldOut:
     """Return how many training images are for validation, which needs labels, and for the RAD.
 
     Defaults are lower for small data sets, because nobody asked for them. Values that were set are kept.
@@ -74,8 +74,8 @@ def kept_apart(config: Config, train: Images) -> KeptApart:
     validation = validation_size(config.data, count) if train.labels is not None else 0
     rad = config.rad.size
     if "size" not in config.rad.model_fields_set:
-        rad = min(rad, max(SMALLEST_RAD, count // 5))
-    return KeptApart(validation, 0 if config.rad.source else rad)
+        rad = min(rad, max(MIN_RAD, count // 5))
+    return HeldOut(validation, 0 if config.rad.source else rad)
 
 
 def validation_size(data: DataConfig, count: int) -> int:
@@ -94,19 +94,15 @@ def fit_to_data(config: Config) -> Config:
     kept = kept_apart(config, train)
     validation = kept.validation if train.labels is not None else config.data.validation
     size = fit_rad(config, *train.pixels.shape[1:3]).rad.size if config.rad.source else kept.rad
-    taken = [(validation, config.data.validation, "validation", "data.validation")] if train.labels is not None else []
-    taken += [] if config.rad.source else [(size, config.rad.size, "the RAD", "rad.size")]
-    if any(fitting != default for fitting, default, _, _ in taken):
-        limited = config.data.limit is not None and config.data.limit < len(train)
-        log.warning(
-            "%s: %s. To change this, set %s.",
-            f"this run uses only {config.data.limit} training images of '{config.data.source}'"
-            if limited
-            else f"'{config.data.source}' has only {len(train)} training images",
-            " and ".join(f"{fitting} {'' if k else 'are '}for {what}" for k, (fitting, _, what, _) in enumerate(taken)),
-            " and ".join(key for *_, key in taken),
-        )
-    return with_settings(config, {"data.validation": validation, "rad.size": size})
+    defaults = {} if train.labels is None else {"data.validation": config.data.validation}
+    defaults |= {} if config.rad.source else {"rad.size": config.rad.size}
+    fitting = {"data.validation": validation, "rad.size": size}
+    lowered = [f"{key} = {fitting[key]}" for key, default in defaults.items() if fitting[key] != default]
+    if lowered:
+        count = min(len(train), config.data.limit or len(train))
+        which = f"'{config.data.source}' has only {count} training images to use"
+        log.warning("%s, so the defaults are lowered: %s. Set them to change this.", which, ", ".join(lowered))
+    return with_settings(config, fitting)
 
 
 def fit_rad(config: Config, channels: int | None = None, side: int | None = None) -> Config:
@@ -114,29 +110,29 @@ def fit_rad(config: Config, channels: int | None = None, side: int | None = None
     if config.rad.source is None or "size" in config.rad.model_fields_set:
         return config
     count = len(_rad_images(config, channels, side))
-    if count < SMALLEST_RAD:
+    if count < MIN_RAD:
         raise ConfigError(
-            f"rad.source = '{config.rad.source}' has {count} training images, expected at least {SMALLEST_RAD}; a few "
+            f"rad.source = '{config.rad.source}' has {count} training images, expected at least {MIN_RAD}; a few "
             "hundred work well. Add images."
         )
     size = min(config.rad.size, count)
     return config.model_copy(update={"rad": config.rad.model_copy(update={"size": size})})
 
 
-def _remedies(config: Config, kept: KeptApart, count: int, total: int) -> str:
+def _remedies(config: Config, kept: HeldOut, count: int, total: int) -> str:
     """Return each change that alone leaves two images for every client."""
     missing = 2 * config.clients.count + sum(kept) - count
     fewest = (count - sum(kept)) // 2
-    found = []
+    remedies = []
     if total - count >= missing:
-        found.append(f"raise data.limit to at least {count + missing}")
-    if kept.rad - missing >= SMALLEST_RAD:
-        found.append(f"lower rad.size to at most {kept.rad - missing}")
+        remedies.append(f"raise data.limit to at least {count + missing}")
+    if kept.rad - missing >= MIN_RAD:
+        remedies.append(f"lower rad.size to at most {kept.rad - missing}")
     if kept.validation >= missing:
-        found.append(f"lower data.validation to at most {kept.validation - missing}")
+        remedies.append(f"lower data.validation to at most {kept.validation - missing}")
     if fewest >= 1:
-        found.append(f"set clients.count to at most {fewest}")
-    text = ", or ".join(found) or f"use at least {count + missing} training images, or lower all three numbers"
+        remedies.append(f"set clients.count to at most {fewest}")
+    text = ", or ".join(remedies) or f"use at least {count + missing} training images, or lower all three numbers"
     return text[0].upper() + text[1:]
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from ..config import DataConfig
 from ..errors import DataError
 from .images import decode_image, load_images
-from .sources import is_image, locate, open_rows
+from .sources import DATASET_FILES, is_image, locate, open_rows
 
 ORIENTATION = 274  # the EXIF tag; values from 5 mean that width and height are exchanged
 
 
-class Placed(NamedTuple):
+class SourceImage(NamedTuple):
     """A uint8 image (channels, side, side), its row in the source and, in a folder, its relative path."""
 
     row: int
@@ -25,14 +25,14 @@ class Placed(NamedTuple):
     pixels: Tensor
 
 
-def each_image(config: DataConfig) -> tuple[int, Iterator[Placed]]:
+def each_image(config: DataConfig) -> tuple[int, Iterator[SourceImage]]:
     """Return the number of images and an iterator over them, fitted to `config.side` and `config.channels`.
 
     Depending on `config.on_bad_image`, the iterator skips bad images.
     """
     if config.source == "digits":
         pixels = load_images(config, "all").pixels
-        return len(pixels), (Placed(row, None, image) for row, image in enumerate(pixels))
+        return len(pixels), (SourceImage(row, None, image) for row, image in enumerate(pixels))
     source = locate(config.source)
     if isinstance(source, Path) and _holds_files(source):
         files = [source] if source.is_file() else sorted(f for f in source.rglob("*") if is_image(f))
@@ -62,11 +62,10 @@ def _holds_files(source: Path) -> bool:
     """Tell whether the source is an image file or a folder of them, not a table or a folder of tables."""
     if source.is_file():
         return is_image(source)
-    tables = ("dataset_info.json", "dataset_dict.json")
-    return not any((source / name).exists() for name in tables) and next(source.rglob("*.parquet"), None) is None
+    return not any((source / name).exists() for name in DATASET_FILES) and next(source.rglob("*.parquet"), None) is None
 
 
-def _decoded(config: DataConfig, items: Iterable[tuple[Any, str | None]]) -> Iterator[Placed]:
+def _decoded(config: DataConfig, items: Iterable[tuple[Any, str | None]]) -> Iterator[SourceImage]:
     for row, (encoded, path) in enumerate(items):
         try:
             array, _ = decode_image(encoded, config.side, config.channels)
@@ -77,4 +76,4 @@ def _decoded(config: DataConfig, items: Iterable[tuple[Any, str | None]]) -> Ite
                 f"image {row if path is None else repr(path)} of '{config.source}' cannot be decoded. "
                 "Repair or remove it, or skip such images with --on-bad-image skip."
             ) from None
-        yield Placed(row, path, torch.tensor(array))
+        yield SourceImage(row, path, torch.tensor(array))

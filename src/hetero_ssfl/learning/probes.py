@@ -136,5 +136,5 @@ def balanced_accuracy(predicted: Tensor, truth: Tensor) -> float:
     It does not depend on how many images a class has: whoever always predicts the same class gets 100 / classes.
     Rounding hides the denominators of the means, which are numbers of images.
     """
-    found = [(predicted[truth == label] == label).double().mean() for label in truth.unique()]
-    return float(round(100 * float(torch.stack(found).mean())))
+    accuracies = [(predicted[truth == label] == label).double().mean() for label in truth.unique()]
+    return float(round(100 * float(torch.stack(accuracies).mean())))

@@ -27,7 +27,7 @@ Objective = Callable[["TrainingClient", Tensor, Tensor | None, Generator], tuple
 Progress = Callable[[float, float], None]
 """Called with the completed fraction of the round and the loss: each step on a CPU, less often on an accelerator."""
 
-LARGEST_SANE_WEIGHT = 1e3  # beyond it, a network's output overflows because training diverged
+MAX_SANE_WEIGHT = 1e3  # beyond it, a network's output overflows because training diverged
 STEPS_BETWEEN_READS = 50  # on an accelerator, where reading the loss waits for all queued work
 
 
@@ -146,7 +146,7 @@ def not_finite(client: TrainingClient, round_number: int, pixels: Tensor) -> Not
 
 def _has_sane_weights(learner: Learner) -> bool:
     sizes = [parameter.abs().max() for parameter in learner.parameters() if parameter.numel()]
-    return float(torch.stack(sizes).max()) < LARGEST_SANE_WEIGHT  # false for nan
+    return float(torch.stack(sizes).max()) < MAX_SANE_WEIGHT  # false for nan
 
 
 def _diverged(client: TrainingClient, round_number: int) -> DivergedError:
@@ -195,8 +195,8 @@ def rad_representations(client: TrainingClient, batch: int = 512) -> Tensor:
     layer = client.config.alignment.layer
     parts = [client.learner.represent(to_input(rows.to(client.device)), layer) for rows in client.rad.split(batch)]
     client.learner.train()
-    found = torch.cat(parts).float().cpu()
-    if not bool(found.isfinite().all()):
+    features = torch.cat(parts).float().cpu()
+    if not bool(features.isfinite().all()):
         sane = _has_sane_weights(client.learner)
-        raise _bad_encoder(client, client.round, found) if sane else _diverged(client, client.round)
-    return found
+        raise _bad_encoder(client, client.round, features) if sane else _diverged(client, client.round)
+    return features

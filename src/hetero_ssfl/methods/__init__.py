@@ -6,40 +6,53 @@ from importlib.metadata import entry_points
 from ..config import Config
 from ..errors import ConfigError
 from ..plugins import find
-from .averaging import FedAvg, FedBYOL, FedSimSiam, FedSSL
-from .base import Broadcast, ClientId, Method, ServerState, Update
+from .averaging import FedAvg as FedAvg
+from .averaging import FedBYOL as FedBYOL
+from .averaging import FedSimSiam as FedSimSiam
+from .averaging import FedSSL as FedSSL
+from .base import Broadcast as Broadcast
+from .base import ClientId as ClientId
+from .base import Method as Method
+from .base import ServerState as ServerState
+from .base import Update as Update
 from .capabilities import Noise, SecureSums
-from .fedema import FedEMA
-from .fedu import FedU
-from .hetero import HeteroSSFL
-from .local import Local
+from .fedema import FedEMA as FedEMA
+from .fedu import FedU as FedU
+from .hetero import HeteroSSFL as HeteroSSFL
+from .local import Local as Local
 
 METHODS: dict[str, type[Method]] = {
     m.name: m for m in (HeteroSSFL, Local, FedSSL, FedBYOL, FedSimSiam, FedU, FedEMA, FedAvg)
 }
 
 
-ENTRY_POINTS = "hetero_ssfl.methods"
+def method_names() -> list[str]:
+    """Return the names of the built-in methods, and then of those that installed packages register."""
+    return [*METHODS, *_installed()]
+
+
+def _installed() -> dict[str, str]:
+    return {entry.name: entry.value for entry in entry_points(group="hetero_ssfl.methods")}
 
 
 def method_class(name: str) -> type[Method]:
     """Return the class of a method."""
     if name in METHODS:
         return METHODS[name]
-    installed = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    installed = _installed()
     if name not in installed and ":" not in name:
-        known = [*METHODS, *installed]
+        known = method_names()
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"the nearest is '{near[0]}'; " if near else ""
         raise ConfigError(
             f"unknown method '{name}', {hint}expected one of {', '.join(known)}, or package.module:Class."
         )
-    found = find(installed[name].value if name in installed else name, "method")
-    if not isinstance(found, type) or not issubclass(found, Method):
+    own = find(installed.get(name, name), "method")
+    if not isinstance(own, type) or not issubclass(own, Method):
         raise ConfigError(
             f"method '{name}' is not a subclass of hetero_ssfl.Method. Derive it from Method or HeteroSSFL."
         )
-    return found
+    return own
 
 
 def method_for(config: Config) -> Method:
@@ -71,23 +84,3 @@ def method_for(config: Config) -> Method:
             "different ones. Use one model, or method = 'hetero-ssfl', which supports different models."
         )
     return kind(config)
-
-
-__all__ = [
-    "METHODS",
-    "Broadcast",
-    "ClientId",
-    "FedAvg",
-    "FedBYOL",
-    "FedEMA",
-    "FedSSL",
-    "FedSimSiam",
-    "FedU",
-    "HeteroSSFL",
-    "Local",
-    "Method",
-    "ServerState",
-    "Update",
-    "method_class",
-    "method_for",
-]

@@ -22,7 +22,7 @@ from .base import Broadcast, ClientId, Method, ServerState, Update, check_like
 
 ENCODER = ("encoder.", "projector.")
 NETWORKS = (*ENCODER, "predictor.")
-LARGEST_STEP = 10.0  # a round may multiply the norm of all parameters by at most this factor
+MAX_GROWTH = 10.0  # a round may multiply the norm of all parameters by at most this factor
 STATISTICS = ("running_mean", "running_var")
 SHORTCUTS = (".shortcut.", ".downsample.")  # their names in this package and in torchvision
 
@@ -40,9 +40,13 @@ class FedSSL(Method):
         return Broadcast(state.round + 1, state.shared)
 
     def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
-        load_shared(client, down.arrays)
+        self.load(client, down)
         metrics = self.train(client, down.round) if down.round > 0 else {}
         return Update(len(client.pixels), shared_weights(client.learner, self.shared), metrics)
+
+    def load(self, client: TrainingClient, down: Broadcast) -> None:
+        """Client: replace or mix its networks with the global ones."""
+        load_shared(client, down.arrays)
 
     def train(self, client: TrainingClient, round_number: int) -> dict[str, float]:
         return train(client, round_number)
@@ -58,10 +62,10 @@ class FedSSL(Method):
             return
         check_like(update.arrays, state.shared, client)
         size, usual = norm_of_parameters(update.arrays), max(norm_of_parameters(state.shared), 1.0)
-        if size > LARGEST_STEP * usual:
+        if size > MAX_GROWTH * usual:
             raise ProtocolError(
                 f"{client} sent weights {size / usual:.0f} times as large as the global weights, "
-                f"expected at most {LARGEST_STEP:.0f} times."
+                f"expected at most {MAX_GROWTH:.0f} times."
             )
 
     def check_broadcast(self, client: TrainingClient, down: Broadcast) -> None:
@@ -126,9 +130,7 @@ def global_weights(down: Broadcast) -> dict[str, Tensor]:
 
 
 def measured_training(client: TrainingClient, round_number: int) -> dict[str, float]:
-    """Train, and measure how far training moved the encoder (`drift`). Does nothing in the opening."""
-    if round_number == 0:
-        return {}
+    """Train, and measure how far training moved the encoder (`drift`)."""
     before = shared_weights(client.learner)
     metrics = train(client, round_number)
     return {**metrics, "drift": divergence(before, shared_weights(client.learner), client.config.averaging.norm)}

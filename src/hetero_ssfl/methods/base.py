@@ -118,8 +118,8 @@ def check_like(arrays: Mapping[str, Tensor], wanted: Mapping[str, Tensor], sende
             "Check that the models are equal."
         )
     for name, array in arrays.items():
-        found, expected = ((tuple(a.shape), a.dtype) for a in (array, wanted[name]))
-        if found != expected:
+        got, expected = ((tuple(a.shape), a.dtype) for a in (array, wanted[name]))
+        if got != expected:
             raise ProtocolError(
-                f"{sender} sent '{name}' as {found}, expected {expected}. Check that the models are equal."
+                f"{sender} sent '{name}' as {got}, expected {expected}. Check that the models are equal."
             )

@@ -35,21 +35,22 @@ class FedEMA(FedBYOL):
         more = {key: kept[key] for key in ("lambda", "drift")} if took_part else {}
         return Broadcast(state.round + 1, {**state.shared, **more})
 
-    def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
+    def load(self, client: TrainingClient, down: Broadcast) -> None:
         weights, own = global_weights(down), shared_weights(client.learner)
-        if "lambda" in down.arrays:
-            as_in_code = self.config.averaging.divergence == "training"
-            moved = float(down.arrays["drift"])
-            distance = moved if as_in_code else divergence(weights, own, self.config.averaging.norm)
-            kept = min(float(down.arrays["lambda"]) * distance, 1.0)
-            parameters = {key for key, _ in client.learner.named_parameters()}
-            mixed = {key: torch.lerp(weights[key], own[key], kept) for key in weights.keys() & parameters}
-            own_statistics = {key: w for key, w in own.items() if key.startswith("predictor.") and kept > 0.5}
-            load_shared(client, {**weights, **own_statistics, **mixed})
-        else:
+        if "lambda" not in down.arrays:
             load_shared(client, weights, also_target=True)
-        metrics = measured_training(client, down.round)
-        return Update(len(client.pixels), shared_weights(client.learner), metrics)
+            return
+        as_in_code = self.config.averaging.divergence == "training"
+        moved = float(down.arrays["drift"])
+        distance = moved if as_in_code else divergence(weights, own, self.config.averaging.norm)
+        kept = min(float(down.arrays["lambda"]) * distance, 1.0)
+        parameters = {key for key, _ in client.learner.named_parameters()}
+        mixed = {key: torch.lerp(weights[key], own[key], kept) for key in weights.keys() & parameters}
+        own_statistics = {key: w for key, w in own.items() if key.startswith("predictor.") and kept > 0.5}
+        load_shared(client, {**weights, **own_statistics, **mixed})
+
+    def train(self, client: TrainingClient, round_number: int) -> dict[str, float]:
+        return measured_training(client, round_number)
 
     def check(self, state: ServerState, client: ClientId, update: Update) -> None:
         super().check(state, client, update)
@@ -66,8 +67,7 @@ class FedEMA(FedBYOL):
             scale = kept.get(name, {}).get("lambda")
             if scale is None:
                 distance = divergence(after.shared, update.arrays, settings.norm)
-                scale = torch.tensor(
-                    settings.tau / max(drift if settings.divergence == "training" else distance, 1e-12)
-                )
+                moved = drift if settings.divergence == "training" else distance
+                scale = torch.tensor(settings.tau / max(moved, 1e-12))
             kept[name] = {"lambda": scale, "drift": torch.tensor(drift), "round": torch.tensor(after.round)}
         return replace(after, clients=kept)

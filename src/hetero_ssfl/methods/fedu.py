@@ -27,13 +27,14 @@ class FedU(FedBYOL):
     def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
         return Broadcast(state.round + 1, {**state.shared, **state.clients.get(client, {})})
 
-    def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
+    def load(self, client: TrainingClient, down: Broadcast) -> None:
         weights = global_weights(down)
         if weights and not self.takes_predictor(client, weights, down.arrays.get("drift")):
             weights = {key: value for key, value in weights.items() if not key.startswith("predictor.")}
         load_shared(client, weights)
-        metrics = measured_training(client, down.round)
-        return Update(len(client.pixels), shared_weights(client.learner), metrics)
+
+    def train(self, client: TrainingClient, round_number: int) -> dict[str, float]:
+        return measured_training(client, round_number)
 
     def takes_predictor(self, client: TrainingClient, weights: Mapping[str, Tensor], drift: Tensor | None) -> bool:
         settings = self.config.averaging

@@ -5,7 +5,6 @@ w Y (the weighted sketch), w tr K, w, the number of images, and for each metric 
 counts the clients that have it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -77,7 +76,7 @@ class PrivateSketches(Method):
         means = self.summands.decode(total, participants, summands)
         new, noise = Sums().plus(1.0, means.sketch, means.trace), self.summands.noise_in_mean(participants, summands)
         mixed = self.averaging.mix(MeanKernel.from_tensors(state.shared), new, self.config.privacy.keep, noise)
-        return replace(state, round=state.round + 1, shared=mixed.to_tensors()), dict(means.metrics)
+        return replace(state, round=state.round + 1, shared=mixed.to_tensors()), means.metrics
 
     # --- noise ---
 
@@ -118,7 +117,7 @@ class Means:
 
     sketch: Tensor
     trace: float
-    metrics: Mapping[str, float]
+    metrics: dict[str, float]
 
 
 class Summands:
@@ -127,8 +126,8 @@ class Summands:
     def __init__(self, config: Config) -> None:
         self.rows, self.columns = config.rad.size, min(config.alignment.rank, config.rad.size)
         self.by_size = config.clients.weights == "size"
-        self.largest_weight = MAX_IMAGES if self.by_size else 1.0
-        self.largest_entry, self.threshold = config.privacy.largest_entry, config.privacy.threshold
+        self.max_weight = MAX_IMAGES if self.by_size else 1.0
+        self.max_entry, self.threshold = config.privacy.largest_entry, config.privacy.threshold
         self.noise = noise_of(config)
 
     def layout(self) -> Layout:
@@ -140,24 +139,23 @@ class Summands:
         entries = update.arrays["sketch"].double().numpy().ravel()
         if self.noise:
             return self._noisy(entries, participants, self.noise)
-        clipped = float((np.abs(entries) > self.largest_entry).mean())
-        entries = weight * np.clip(entries, -self.largest_entry, self.largest_entry)
+        clipped = float((np.abs(entries) > self.max_entry).mean())
+        entries = weight * np.clip(entries, -self.max_entry, self.max_entry)
         known = {**update.metrics, "clipped": clipped}
         values = [weight * float(update.arrays["trace"]), weight, float(update.examples)]
         values += [known.get(name, 0.0) for name in METRICS] + [float(name in known) for name in METRICS]
-        figures = [
-            encode(np.array([v]), 64, participants, most) for v, most in zip(values, self._limits(), strict=True)
-        ]
-        body = encode(entries, self.layout().word, participants, self._range(participants))
-        return Vector(np.concatenate(figures), body)
+        return self._vector(values, entries, participants)
 
     def _noisy(self, entries: NDArray[np.float64], participants: int, noise: Noise) -> Vector:
         """Return the clipped sketch with this client's part of the noise. All else in the vector is constant."""
         entries = noise.clipped(entries) + gaussian(entries.size, self._part(participants))
-        limits, known = self._limits(), [1.0, 1.0, 1.0]
-        values = known + [0.0] * (len(limits) - len(known))
-        figures = [encode(np.array([v]), 64, participants, most) for v, most in zip(values, limits, strict=True)]
-        return Vector(np.concatenate(figures), encode(entries, 32, participants, self._range(participants)))
+        return self._vector([1.0, 1.0, 1.0] + [0.0] * 2 * len(METRICS), entries, participants)
+
+    def _vector(self, values: list[float], entries: NDArray[np.float64], participants: int) -> Vector:
+        limits = zip(values, self._limits(), strict=True)
+        scalars = [encode(np.array([value]), 64, participants, limit) for value, limit in limits]
+        body = encode(entries, self.layout().word, participants, self._range(participants))
+        return Vector(np.concatenate(scalars), body)
 
     def _part(self, participants: int) -> float:
         """Return the deviation of one client's noise: as many as must survive give all of it together."""
@@ -171,20 +169,21 @@ class Summands:
     def _range(self, participants: int) -> float:
         """Return the largest size of an entry of the vector."""
         room = TAIL * self._part(participants) if self.noise else 0.0
-        return self.largest_weight * (self.largest_entry + room)
+        return self.max_weight * (self.max_entry + room)
 
     def decode(self, total: Vector, participants: int, summands: int) -> Means:
         """Return the means, or raise ProtocolError for a sum that no honest clients can have."""
         limits = zip(total.figures.reshape(-1, 1), self._limits(), strict=True)
         trace, weight, images, *rest = (float(decode(words, participants, most)[0]) for words, most in limits)
-        values, counts = np.array(rest).reshape(2, -1)
+        values, counts = rest[: len(METRICS)], rest[len(METRICS) :]
         expected = images if self.by_size else float(summands)
         if weight <= 0 or abs(weight - expected) > 0.5 or not summands <= images <= summands * MAX_IMAGES:
             raise ProtocolError(f"the weights of {summands} clients sum to {weight:g}, expected {expected:g}.")
         body = decode(total.body, participants, self._range(participants))
         mean = torch.from_numpy(body / weight).reshape(self.rows, self.columns)
         self._check(mean, trace / weight, self.noise_in_mean(participants, summands))
-        return Means(mean, trace / weight, self._means(values, counts))
+        metrics = {name: v / round(n) for name, v, n in zip(METRICS, values, counts, strict=True) if round(n) > 0}
+        return Means(mean, trace / weight, metrics)
 
     def _check(self, mean: Tensor, trace: float, deviation: float) -> None:
         size, most = float(mean.norm()) / self.rows, 1 + TOLERANCE  # the columns of Omega have norm `rows`
@@ -195,15 +194,7 @@ class Summands:
                 f"{most * self.rows**0.5:.3g}: a client sent something else than a kernel."
             )
 
-    def _means(self, values: NDArray[np.float64], counts: NDArray[np.float64]) -> dict[str, float]:
-        return {
-            name: value / round(count)
-            for name, value, count in zip(METRICS, values.tolist(), counts.tolist(), strict=True)
-            if round(count) > 0
-        }
-
     def _limits(self) -> list[float]:
-        """Return the largest size of each figure of the vector."""
-        weight = self.largest_weight
-        of_trace = weight * 2 * self.rows**0.5
-        return [of_trace, weight, MAX_IMAGES] + [MAX_METRIC] * len(METRICS) + [1.0] * len(METRICS)
+        """Return the largest size of each scalar of the vector: trace, weight, images, metrics and their counts."""
+        weight = self.max_weight
+        return [weight * 2 * self.rows**0.5, weight, MAX_IMAGES] + [MAX_METRIC] * len(METRICS) + [1.0] * len(METRICS)

@@ -12,7 +12,7 @@ selected.
 import math
 from functools import lru_cache
 
-LARGEST_MU = 1e3
+MAX_MU = 1e3
 
 STEPS = 70  # of a bisection: more than the digits of a float
 
@@ -44,7 +44,7 @@ def epsilon_of(squared_mu: float, delta: float) -> float:
 @lru_cache(maxsize=16)
 def noise_multiplier(epsilon: float, delta: float, releases: int) -> float:
     """Return the smallest z with which this many releases cost at most epsilon."""
-    low, high = 0.0, LARGEST_MU  # of mu, over all releases
+    low, high = 0.0, MAX_MU  # of mu, over all releases
     for _ in range(STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if epsilon_of(middle**2, delta) <= epsilon else (low, middle)

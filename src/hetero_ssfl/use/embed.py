@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..config import DataConfig
 from ..data import Data, float_images_remedy, is_pixels, read_given
-from ..data.streams import Placed, each_image
+from ..data.streams import SourceImage, each_image
 from ..errors import ConfigError, DataError
 from ..learning.features import extract_features
 from ..runs.files import write_atomically
@@ -41,7 +41,7 @@ def check_output(path: Path) -> None:
         raise ConfigError(f"cannot write features to '{path}', expected a name that ends in {' or '.join(FORMATS)}.")
 
 
-def open_images(model: ModelFolder, source: str, on_bad_image: OnBad = "error") -> tuple[int, Iterator[Placed]]:
+def open_images(model: ModelFolder, source: str, on_bad_image: OnBad = "error") -> tuple[int, Iterator[SourceImage]]:
     """Return the number of images in a source, and an iterator over them in the model's input shape."""
     if not model.takes_files:
         raise ConfigError(
@@ -52,7 +52,7 @@ def open_images(model: ModelFolder, source: str, on_bad_image: OnBad = "error") 
     return each_image(DataConfig.model_validate({"source": source, "on_bad_image": on_bad_image, **takes}))
 
 
-def embed(encoders: Sequence[nn.Module], images: Iterable[Placed], count: int, console: Console) -> Embedded:
+def embed(encoders: Sequence[nn.Module], images: Iterable[SourceImage], count: int, console: Console) -> Embedded:
     """Compute the features of all images with each encoder. Bad images may be skipped, so `count` is an upper limit."""
     shown = track(images, "embedding", count, console=console, transient=True, disable=not console.is_terminal)
     rows: list[int] = []
@@ -98,7 +98,7 @@ def check_alike(samples: Tensor, rad: Tensor) -> None:
         raise DataError(f"the new data are {samples.dtype}, but the run's are {rad.dtype}. {remedy}")
 
 
-def _batches(images: Iterable[Placed]) -> Iterator[list[Placed]]:
+def _batches(images: Iterable[SourceImage]) -> Iterator[list[SourceImage]]:
     images = iter(images)
     while batch := list(islice(images, BATCH)):
         yield batch

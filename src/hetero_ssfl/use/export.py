@@ -131,7 +131,7 @@ def convert(model: ModelFolder, encoder: nn.Module, to: str) -> bytes:
     module = Normalised(encoder, *model.normalisation).eval()
     if to == "onnx":
         for name in ("onnx", "onnxscript", "onnxruntime"):
-            load_module(name, "pip install 'hetero-ssfl[onnx]'")
+            load_module(name, "Install it: pip install 'hetero-ssfl[onnx]'")
     make, run = (_onnx, _run_onnx) if to == "onnx" else (_torch_export, _run_torch_export)
     try:
         with _without_noise(), torch.no_grad():

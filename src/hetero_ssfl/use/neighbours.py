@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.streams import Placed
+from ..data.streams import SourceImage
 from ..errors import ConfigError
 from ..learning.features import extract_features, nearest
 from ..report.page import fill_template, write_page
@@ -37,7 +37,7 @@ class Search:
     on_bad_image: OnBad = "error"
     encoder: str | None = None
 
-    def open(self) -> tuple[int, Iterator[Placed]]:
+    def open(self) -> tuple[int, Iterator[SourceImage]]:
         model = self.models[0]  # all clients of a run have the same input shape
         if self.source is not None:
             return open_images(model, self.source, self.on_bad_image)
@@ -48,7 +48,7 @@ class Search:
         if not model.takes_images:
             raise ConfigError(f"the RAD of '{model.run.path}' does not contain images, so there is nothing to show.")
         pixels = model.run.rad()[0]
-        return len(pixels), (Placed(row, None, image) for row, image in enumerate(pixels))
+        return len(pixels), (SourceImage(row, None, image) for row, image in enumerate(pixels))
 
 
 @dataclass(frozen=True)

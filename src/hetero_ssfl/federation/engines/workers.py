@@ -241,8 +241,8 @@ def cause_of_death(exit_code: int | None) -> str:
     if name == "SIGKILL":
         return "its process was killed (SIGKILL). If the system ran out of memory, lower engine.workers or optim.batch"
     return (
-        f"its process died of {name}. Try hetero-ssfl doctor, engine.threads = 1, or older processor instructions: "
-        "set ONEDNN_MAX_CPU_ISA=AVX in the environment"
+        f"its process died of {name}. Try hetero-ssfl check machine, engine.threads = 1, or older processor "
+        "instructions: set ONEDNN_MAX_CPU_ISA=AVX in the environment"
     )
 
 

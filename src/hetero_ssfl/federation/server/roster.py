@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from ...config import Config
 from ...errors import FaultError, LostStateError, ProtocolError, RunError
 from ...methods import ClientId, ServerState
-from ...privacy.sums import FEWEST
+from ...privacy.sums import MIN_PARTICIPANTS
 from ...runs.events import Answered, Joined, Left, Listener, Warned
 from ...runs.files import append_line
 from ...runs.folder import FAULTS, RunFolder, resume_command
@@ -96,7 +96,7 @@ class Roster:
         """Before a round, add new nodes to the roster and wait until enough nodes are connected."""
         deadline = time.monotonic() + self.config.engine.round_timeout
         self.hello()
-        needed = max(self.config.engine.min_replies, FEWEST if self.config.privacy.secure else 1)
+        needed = max(self.config.engine.min_replies, MIN_PARTICIPANTS if self.config.privacy.secure else 1)
         while len(self.ids) < needed:
             if time.monotonic() > deadline:
                 raise RunError(

@@ -22,7 +22,7 @@ def check_tracking(config: Config) -> Any:
     """Import and return torch.utils.tensorboard if the config asks for it. Raise ConfigError if it is missing."""
     if not config.tracking.tensorboard:
         return None
-    return load_module("torch.utils.tensorboard", "pip install 'hetero-ssfl[tensorboard]'")
+    return load_module("torch.utils.tensorboard", "Install it: pip install 'hetero-ssfl[tensorboard]'")
 
 
 def tracking(folder: RunFolder, listen: Listener) -> Listener:

@@ -7,8 +7,11 @@ importable callable that returns an nn.Module. A dry run determines its output w
 import ast
 import copy
 import difflib
+import fnmatch
+import importlib
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,6 +30,17 @@ BUILTIN: dict[str, Callable[..., nn.Module]] = {
     "mobilenet": MobileNet,
     "vit": ViT,
 }
+
+
+def list_encoders(pattern: str = "*") -> list[str]:
+    """Return the names of the built-in encoders and, if timm is installed, of its models, which match the pattern.
+
+    list_encoders("*vit*")  # ["vit", "timm:beitv2_...", ...]
+    """
+    names = list(BUILTIN)
+    with suppress(Exception):  # timm is optional, and a broken installation raises more than ImportError
+        names += [f"timm:{name}" for name in importlib.import_module("timm").list_models()]
+    return fnmatch.filter(names, pattern)
 
 
 def build_encoder(spec: str, in_channels: int, side: int, example: Tensor | None = None) -> tuple[nn.Module, int]:
@@ -132,13 +146,13 @@ def _factory(name: str) -> Callable[..., nn.Module]:
             "package.module:callable."
         )
     if source == "timm":
-        return partial(load_module("timm", "pip install 'hetero-ssfl[timm]'").create_model, attribute)
+        return partial(load_module("timm", "Install it: pip install 'hetero-ssfl[timm]'").create_model, attribute)
     if source == "torchvision":
-        models = load_module("torchvision.models", "pip install torchvision (for your torch build)")
+        models = load_module("torchvision.models", "Install it: pip install torchvision (for your torch build)")
         return partial(_torchvision, models, attribute)
-    found: Callable[..., nn.Module] = find(name, "encoder")
+    own: Callable[..., nn.Module] = find(name, "encoder")
     # An instance keeps its weights as initial weights. Each client trains a copy of it.
-    return (lambda: copy.deepcopy(found)) if source == GIVEN and isinstance(found, nn.Module) else found
+    return (lambda: copy.deepcopy(own)) if source == GIVEN and isinstance(own, nn.Module) else own
 
 
 def _torchvision(models: Any, name: str, **options: Any) -> nn.Module:

@@ -12,34 +12,25 @@ participants. It has four phases:
 client.py and server.py hold one side each, as plain functions and data without any networking.
 """
 
-from .client import ClientState, advertise, check_senders, mask, reveal, share
-from .fixed_point import SIGNED, UNSIGNED, decode, encode, fraction_bits
-from .keys import PublicKeys, Sign, Verify, fingerprint
-from .masks import Layout, Vector
-from .rules import FEWEST, Rules, Session, SumFailedError
-from .server import MaskedSum
-
-__all__ = [
-    "FEWEST",
-    "SIGNED",
-    "UNSIGNED",
-    "ClientState",
-    "Layout",
-    "MaskedSum",
-    "PublicKeys",
-    "Rules",
-    "Session",
-    "Sign",
-    "SumFailedError",
-    "Vector",
-    "Verify",
-    "advertise",
-    "check_senders",
-    "decode",
-    "encode",
-    "fingerprint",
-    "fraction_bits",
-    "mask",
-    "reveal",
-    "share",
-]
+from .client import ClientState as ClientState
+from .client import advertise as advertise
+from .client import check_senders as check_senders
+from .client import mask as mask
+from .client import reveal as reveal
+from .client import share as share
+from .fixed_point import SIGNED as SIGNED
+from .fixed_point import UNSIGNED as UNSIGNED
+from .fixed_point import decode as decode
+from .fixed_point import encode as encode
+from .fixed_point import fraction_bits as fraction_bits
+from .keys import PublicKeys as PublicKeys
+from .keys import Sign as Sign
+from .keys import Verify as Verify
+from .keys import fingerprint as fingerprint
+from .masks import Layout as Layout
+from .masks import Vector as Vector
+from .rules import MIN_PARTICIPANTS as MIN_PARTICIPANTS
+from .rules import Rules as Rules
+from .rules import Session as Session
+from .rules import SumFailedError as SumFailedError
+from .server import MaskedSum as MaskedSum

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ...errors import ProtocolError
 
-FEWEST = 3  # with two, each can compute the other's vector from the sum
+MIN_PARTICIPANTS = 3  # with two, each can compute the other's vector from the sum
 
 
 class SumFailedError(ProtocolError):
@@ -31,7 +31,7 @@ class Rules:
     """More than this fraction of the participants must reveal their shares.
 
     Then a server that tells participants different things needs the help of a third of them."""
-    fewest: int = FEWEST
+    fewest: int = MIN_PARTICIPANTS
     """The smallest number of summands."""
     complete: int = 30
     """Up to this many participants, everyone is everyone's neighbour."""

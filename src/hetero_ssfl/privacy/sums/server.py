@@ -13,7 +13,7 @@ from .masks import Layout, Vector, mask_of, sign_of
 from .rules import Rules, Session, SumFailedError
 from .shamir import SHARE, combine
 
-LONGEST_SIGNATURE = 512
+MAX_SIGNATURE = 512
 PROBE = bytes(range(KEY))  # any secret, to try a public key with
 SEALED = 2 * SHARE + 16  # bytes: two shares and a tag
 
@@ -40,7 +40,7 @@ class MaskedSum:
     def add_keys(self, keys: PublicKeys) -> None:
         """Add a participant, unless its keys would make the others refuse the sum."""
         own = (keys.sealing, keys.masking)
-        if any(len(key) != KEY for key in own) or len(keys.signature) > LONGEST_SIGNATURE:
+        if any(len(key) != KEY for key in own) or len(keys.signature) > MAX_SIGNATURE:
             raise ProtocolError(f"{keys.name} sent keys of {len(keys.sealing)} and {len(keys.masking)} bytes.")
         if len(set(own)) < 2 or self._points & set(own):
             raise ProtocolError(f"{keys.name} sent a key that is also another one, expected new keys.")
@@ -68,7 +68,7 @@ class MaskedSum:
 
     def senders(self) -> list[str]:
         """End the phase. Return the participants that may send a summand."""
-        self._need(len(self.sealed), self._enough(), "shared their secrets")
+        self._need(len(self.sealed), self._min_survivors(), "shared their secrets")
         return sorted(self.sealed)
 
     # --- phase 3 ---
@@ -84,7 +84,7 @@ class MaskedSum:
 
     def dropped(self) -> list[str]:
         """End the phase. Return the participants that shared their secrets but sent no vector."""
-        self._need(len(self.survivors), self._enough(), "sent their vectors")
+        self._need(len(self.survivors), self._min_survivors(), "sent their vectors")
         self.survivors.sort()
         return sorted(self.sealed.keys() - set(self.survivors))
 
@@ -133,12 +133,12 @@ class MaskedSum:
             )
         return secret
 
-    def _enough(self) -> int:
+    def _min_survivors(self) -> int:
         return self.rules.survivors_needed(len(self.keys))
 
-    def _need(self, found: int, expected: int, what: str) -> None:
-        if found < expected:
+    def _need(self, got: int, expected: int, what: str) -> None:
+        if got < expected:
             raise SumFailedError(
-                f"round {self.session.round} is given up: {found} participants {what}, expected at least {expected}; "
+                f"round {self.session.round} is given up: {got} participants {what}, expected at least {expected}; "
                 "nothing was unmasked."
             )
