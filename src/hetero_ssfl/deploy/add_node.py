@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from . import flower
-from .certificates import authority_of
-from .check_files import shows
+from .certificates import read_authority
+from .check_machine import shows_certificate
 from .layout import Deployment
 from .write import DEMO, ENCODERS, START, Writer
 
@@ -45,7 +44,7 @@ def add_node(deployment: Deployment, name: str, days: int = 825) -> Deployment:
         raise ConfigError(f"this deployment already has a node '{name}'. Choose another name.")
     wider = replace(deployment, nodes=(*deployment.nodes, name))  # checks the name
     folder = deployment.folder
-    clients = authority_of(deployment, "client-ca") if deployment.secure else None
+    clients = read_authority(deployment, "client-ca") if deployment.secure else None
     try:
         scratch = Path(tempfile.mkdtemp(prefix=".new-node.", dir=folder))
         try:
@@ -77,7 +76,7 @@ def _move(wider: Deployment, name: str, scratch: Path) -> None:
     new.rename(wider.node(name))
     try:
         Writer(wider, wider.folder).replace({**files, "deployment.toml": wider.to_toml().encode()})
-    except OSError:
+    except ConfigError:
         shutil.rmtree(wider.node(name))
         raise
 
@@ -97,14 +96,14 @@ def _settings(deployment: Deployment) -> dict[str, Any]:
 def register_node(deployment: Deployment, name: str) -> Registration | None:
     """Register the key of a node with the SuperLink of this machine. Return None if it is not running here."""
     server = deployment.server
-    if not deployment.secure or not shows(deployment.loopback, deployment.superlink_port, server / "server.crt"):
+    address = deployment.loopback, deployment.superlink_port
+    if not deployment.secure or not shows_certificate(*address, server / "server.crt"):
         return None
-    command = [str(server / "flwr.sh"), *flower.register(str(server / "node-keys" / f"{name}.pub"), name)]
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    key = server / "node-keys" / f"{name}.pub"
+    command = [server / "flwr.sh", "supernode", "register", key, "hetero-ssfl", "--name", name, "--format", "json"]
+    environment = {"FLOWER_BIN": os.path.dirname(sys.executable), **os.environ}
     try:
-        done = subprocess.run(
-            command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=REGISTER_SECONDS
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=REGISTER_SECONDS)
         answer = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Registration(problem=str(error))
@@ -127,78 +126,76 @@ def seat_node(deployment: Deployment, name: str, node: int | None) -> str | None
     path = deployment.server / "federation.toml"
     try:
         text = path.read_text()
-        before = tomllib.loads(text)
+        config = tomllib.loads(text)
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read '{path}': {error}. Fix it; the node may need a seat in it.") from None
-    clients = before.get("clients", {})
-    wanted: dict[str, Any] = dict(clients)
-    if clients.get("seats") and name not in [seat.get("name") for seat in clients["seats"]]:
-        wanted["seats"] = [{"name": name} if node is None else {"name": name, "node": node}, *clients["seats"]]
+    clients, changes = config.setdefault("clients", {}), []
     missing = len(deployment.nodes) - clients.get("count", 5)
     if missing > clients.get("newcomers", 0):
-        wanted["newcomers"] = missing
-    if wanted == clients:
-        return None
-    said = [f"clients.newcomers = {missing}"] if wanted.get("newcomers") != clients.get("newcomers") else []
-    said += [f"a seat for '{name}' in clients.seats"] if wanted.get("seats") != clients.get("seats") else []
-    changed = _edited(text, clients, wanted)
-    if changed is None:
-        raise ConfigError(f"'{path}' cannot be edited by a program. Add {' and '.join(said)} there.")
-    Writer(deployment, deployment.folder).replace({"server/federation.toml": changed.encode()})
-    return " and ".join(said)
-
-
-def _edited(text: str, clients: dict[str, Any], wanted: dict[str, Any]) -> str | None:
-    """Return the text of a config with other seats and newcomers; None if the result is not exactly that."""
-    expected = {**tomllib.loads(text), "clients": wanted}
-    if wanted.get("newcomers") != clients.get("newcomers"):
-        line = f"newcomers = {wanted['newcomers']}"
+        line = f"newcomers = {missing}"
         pattern, new = (r"newcomers[ \t]*=[ \t]*\d+", line) if "newcomers" in clients else HEADER
         text = re.sub(f"^{pattern}", new.format(line=line), text, count=1, flags=re.MULTILINE)
-    if wanted.get("seats") != clients.get("seats"):  # the new seat comes first
-        seat = [f"{key} = {json.dumps(value)}" for key, value in wanted["seats"][0].items()]
-        inline, table = f"\\g<0>{{{', '.join(seat)}}}, ", "\n".join(["[[clients.seats]]", *seat, "", "\\g<0>"])
+        clients["newcomers"] = missing
+        changes.append(f"clients.{line}")
+    if clients.get("seats") and name not in [seat.get("name") for seat in clients["seats"]]:
+        seat = {"name": name} if node is None else {"name": name, "node": node}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in seat.items()]
+        inline, table = f"\\g<0>{{{', '.join(lines)}}}, ", "\n".join(["[[clients.seats]]", *lines, "", "\\g<0>"])
         text = re.sub(r"^seats[ \t]*=[ \t]*\[", inline, text, count=1, flags=re.MULTILINE)
         text = re.sub(r"^\[\[clients\.seats\]\]", table, text, count=1, flags=re.MULTILINE)
-    try:
-        return text if tomllib.loads(text) == expected else None
-    except tomllib.TOMLDecodeError:
+        clients["seats"] = [seat, *clients["seats"]]
+        changes.append(f"a seat for '{name}' in clients.seats")
+    if not changes:
         return None
+    if not _reads_as(text, config):
+        raise ConfigError(f"'{path}' cannot be edited by a program. Add {' and '.join(changes)} there.")
+    Writer(deployment, deployment.folder).replace({"server/federation.toml": text.encode()})
+    return " and ".join(changes)
+
+
+def _reads_as(text: str, config: dict[str, Any]) -> bool:
+    try:
+        return tomllib.loads(text) == config
+    except tomllib.TOMLDecodeError:
+        return False
 
 
 # --- what is left to do ---
 
 
-def steps(deployment: Deployment, name: str, registered: Registration | None) -> list[str]:
+def remaining_steps(deployment: Deployment, name: str) -> list[str]:
+    """Register a new node and give it a seat, as far as that is possible here. Return what is left to do."""
+    registered = register_node(deployment, name)
+    steps = _registration_steps(deployment, name, registered)
+    return [*steps, *_seat_steps(deployment, name, registered.node if registered else None)]
+
+
+def _registration_steps(deployment: Deployment, name: str, registered: Registration | None) -> list[str]:
     """Return what to send to whom, and how the node is registered."""
     secret = " over a confidential channel (it holds private keys), and delete it here" if deployment.secure else ""
-    found = [
+    steps = [
         f"Send the folder nodes/{name}/ to {name}{secret}.",
         f"{name}: edit node.toml, look for mistakes with `hetero-ssfl deploy check .`, and start ./start.sh.",
     ]
     if not deployment.secure:
-        return found
-    found.append(f"Send nodes/{name}/node.pub to all other nodes, as peers/{name}.pub: secure sums need it.")
+        return steps
+    steps.append(f"Send nodes/{name}/node.pub to all other nodes, as peers/{name}.pub: secure sums need it.")
     if registered is not None and registered.node is not None:
-        return [*found, f"(done) The SuperLink on this machine has registered its key as node {registered.node}."]
+        return [*steps, f"(done) The SuperLink on this machine has registered its key as node {registered.node}."]
     if registered is not None:
-        found.append(f"The SuperLink on this machine did not register its key: {registered.problem}")
+        steps.append(f"The SuperLink on this machine did not register its key: {registered.problem}")
     if not deployment.server.is_dir():
-        found.append(f"Send nodes/{name}/node.pub to the server, as server/node-keys/{name}.pub.")
-    return [*found, "On the server, while its SuperLink runs: server/register-nodes.sh"]
+        steps.append(f"Send nodes/{name}/node.pub to the server, as server/node-keys/{name}.pub.")
+    return [*steps, "On the server, while its SuperLink runs: server/register-nodes.sh"]
 
 
-def seat_steps(deployment: Deployment, name: str, node: int | None) -> list[str]:
+def _seat_steps(deployment: Deployment, name: str, node: int | None) -> list[str]:
     """Give the node a seat if it needs one. Return what is left to do for it."""
+    first = "On the server: add it to clients.seats in federation.toml, or raise clients.newcomers by 1."
     if deployment.server.is_dir():
         changed = seat_node(deployment, name, node)
         if changed is None:
             return []
-        found = [f"(done) server/federation.toml has {changed}. Copy it to the server if that is another machine."]
-    else:
-        found = ["On the server: add it to clients.seats in federation.toml, or raise clients.newcomers by 1."]
-    return [
-        *found,
-        "On the server, if a run has begun: stop it (server/flwr.sh list, server/flwr.sh stop RUN_ID) and continue it "
-        "with server/run.sh. Finished rounds are kept.",
-    ]
+        first = f"(done) server/federation.toml has {changed}. Copy it to the server if that is another machine."
+    restart = "stop it (server/flwr.sh list, server/flwr.sh stop RUN_ID) and continue it with server/run.sh"
+    return [first, f"On the server, if a run has begun: {restart}. Finished rounds are kept."]

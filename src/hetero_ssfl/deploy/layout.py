@@ -5,7 +5,7 @@ deployment.toml      host, port and nodes, for the other `deploy` commands
 ca/                  ca.key and client-ca.key, which sign the certificates of server and nodes: keep it offline
 server/              for the server's machine: certificate, config, scripts, the proxy's configuration
 nodes/NAME/          for that participant's machine: its keys, its node settings, its forwarder, one script
-logs/, rehearsal/    written by `deploy local`
+local/               written by `deploy local`: scripts with other ports, logs, databases, the run folder
 """
 
 import ipaddress
@@ -80,11 +80,6 @@ class Deployment:
         if not self.secure:
             return self.port
         return SUPERLINK_PORT if self.port != SUPERLINK_PORT else SUPERLINK_PORT - 1
-
-    @property
-    def superlink(self) -> str:
-        """The address of the SuperLink for programs on the server's machine."""
-        return address(self.loopback, self.superlink_port)
 
     @property
     def loopback(self) -> str:

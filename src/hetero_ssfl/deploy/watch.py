@@ -5,7 +5,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from ..report.progress import RunView
-from ..runs.events import ClientTrained, Event, RoundDone, Started, Warned, from_lines
+from ..runs.events import ClientTrained, RoundDone, Started, Warned, from_lines
 
 
 class RunWatch:
@@ -13,9 +13,8 @@ class RunWatch:
 
     def __init__(self, run_dir: Path, view: RunView) -> None:
         self.run_dir, self.view = run_dir, view
-        self.told, self.status = self._lines(), ""
-        past = from_lines(self.told)
-        self.round = max((event.round for event in past if isinstance(event, RoundDone)), default=0)
+        self.seen, self.status = self._lines(), ""
+        self.round = max((event.round for event in from_lines(self.seen) if isinstance(event, RoundDone)), default=0)
 
     @property
     def finished(self) -> bool:
@@ -25,28 +24,18 @@ class RunWatch:
         self._show_status()
         lines = self._lines()
         # A server that continues drops the events of an unfinished round, so lines that we have seen may disappear.
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.told, lines, strict=False)))
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.seen, lines, strict=False)))
         for event in from_lines(lines[same:]):
-            self._show(event)
-        self.told = lines
-
-    def warn(self, text: str) -> None:
-        self.view(Warned(self.round, text))
-
-    def _show(self, event: Event) -> None:
-        if isinstance(event, RoundDone):
-            self.round = max(self.round, event.round)
-        if isinstance(event, ClientTrained) and event.excluded:
-            event = Warned(event.round, event.excluded)
-        self.view(event)
+            if isinstance(event, RoundDone):
+                self.round = max(self.round, event.round)
+            excluded = event.excluded if isinstance(event, ClientTrained) else None
+            self.view(Warned(event.round, excluded) if excluded else event)
+        self.seen = lines
 
     def _show_status(self) -> None:
         """Show what the server is doing: a bar and a note on a terminal, nothing in a log file."""
-        try:
-            text = (self.run_dir / "status.json").read_text()
-        except FileNotFoundError:
-            return
-        if text == self.status:
+        text = _read(self.run_dir / "status.json")
+        if not text or text == self.status:
             return
         self.status, now = text, json.loads(text)
         if self.view.rounds is None and "rounds" in now:
@@ -57,8 +46,9 @@ class RunWatch:
             self.view.bar.update(self.view.rounds, note=note)
 
     def _lines(self) -> list[str]:
-        try:
-            text = (self.run_dir / "events.jsonl").read_text()
-        except FileNotFoundError:
-            return []
+        text = _read(self.run_dir / "events.jsonl")
         return text[: text.rfind("\n") + 1].splitlines()  # the last line may be incomplete
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ..errors import ConfigError
-from . import flower, nginx, pki
-from .layout import NODE_PORT, Deployment
+from . import nginx, pki
+from .layout import FORWARDER_PORT, NODE_PORT, Deployment, address
 from .templates import fill
 
 ENCODERS = (  # different for each participant
@@ -32,12 +32,10 @@ key = "node.key"     # signs this node's part in secure sums
 peers = "peers"      # public keys of all nodes: check with their owners that these are theirs
 """
 
-RENAMING = "# To change the name later, also rename NAME.pub in peers/ of every node and in server/node-keys/.\n"
+RENAMING = "# To change the name later, also rename {name}.pub in peers/ of every node and in server/node-keys/.\n"
 
-OWN_MODULES = """\
-# An encoder "my_module:MyEncoder" can be in my_module.py, next to node.toml.
-export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$here"
-"""
+SCRIPT = '#!/bin/sh\nset -eu\nhere=$(cd "$(dirname "$0")" && pwd)\n. "$here/keep-running.sh"\n\n'
+UNFINISHED = 'ExecCondition=test ! -e "@here@/run/results.json"\n'
 
 
 def initialise(deployment: Deployment, days: int = 825, demo: bool = False) -> None:
@@ -72,6 +70,24 @@ class Writer:
 
     def __init__(self, deployment: Deployment, folder: Path) -> None:
         self.deployment, self.folder = deployment, folder
+        self.trust = '--root-certificates "$here/ca.crt"' if deployment.secure else "--insecure"
+
+    # --- settings and keys, which are written once ---
+
+    def write_server(self, settings: Mapping[str, object]) -> None:
+        it, count = self.deployment, len(self.deployment.nodes)
+        self.put("server/superexec.secret", secrets.token_hex(32), 0o600)
+        self.put("server/app/pyproject.toml", fill("app.toml"))
+        seats = {"count": count, "enough": max(1, count - 1), "rejoin": "key" if it.secure else "name"}
+        self.put("server/federation.toml", fill("federation.toml", **settings, **seats))
+        self.write_server_scripts(it.superlink_port, it.secure)
+
+    def write_node(self, name: str, encoder: str, settings: Mapping[str, object]) -> None:
+        own = {"name": name, "encoder": encoder, "keys": "", "renaming": ""}
+        if self.deployment.secure:
+            own |= {"keys": KEYS, "renaming": RENAMING.format(name=name)}
+        self.put(f"nodes/{name}/node.toml", fill("node.toml", **settings, **own))
+        self.write_node_scripts(name, FORWARDER_PORT, self.deployment.secure)
 
     def write_keys(self, days: int) -> None:
         authority = pki.new_authority(max(days, pki.CA_DAYS))
@@ -103,64 +119,6 @@ class Writer:
             self.put(f"nodes/{name}/{kind}.key", certified.key_pem(), 0o600)
             self.put(f"nodes/{name}/{kind}.crt", certified.certificate_pem())
 
-    def write_server(self, settings: Mapping[str, object]) -> None:
-        it, count = self.deployment, len(self.deployment.nodes)
-        self.put("server/superexec.secret", secrets.token_hex(32), 0o600)
-        self.put("server/app/pyproject.toml", flower.APP)
-        seats = {"count": count, "enough": max(1, count - 1), "rejoin": "key" if it.secure else "name"}
-        self.put("server/federation.toml", fill("federation.toml", **settings, **seats))
-        self.write_loop("server")
-        bind = it.loopback if it.secure else "${BIND:-" + it.bind + "}"
-        superlink = flower.superlink("$here", bind, str(it.superlink_port), "$here/superlink.db", it.secure)
-        self.script("server/start-superlink.sh", "Run the SuperLink, which carries all messages.", _forever(superlink))
-        superexec = flower.superexec("$here", it.superlink, it.secure)
-        self.script(
-            "server/start-superexec.sh",
-            "Run the SuperExec, which starts the server app of each run.",
-            _forever(superexec),
-        )
-        if it.secure:
-            self.write_proxy()
-        self.write_calls()
-
-    def write_proxy(self) -> None:
-        self.put("server/proxy.conf", nginx.proxy(self.deployment))
-        run = flower.shell(nginx.command("$here", "$here/proxy.conf"))
-        about = "Run the proxy, which all nodes connect to. It admits nodes only, and only to the routes they need."
-        self.script("server/start-proxy.sh", about, f"need_nginx\nkeep_running {run}")
-        about = "Let the running proxy read proxy.conf, client.crl and its certificate again."
-        self.script("server/reload-proxy.sh", about, f"need_nginx\n{run} -t -q\nexec {run} -s reload")
-
-    def write_calls(self) -> None:
-        """Write the scripts that call the SuperLink through Flower's command `flwr` and then end."""
-        connection = flower.connection(self.deployment.superlink, "$here/ca.crt", self.deployment.secure)
-        about = "Flower's command `flwr` for this deployment: `./flwr.sh list`, `./flwr.sh supernode list`."
-        self.script("server/flwr.sh", about, fill("flwr.sh", connection=connection.rstrip()))
-        register = flower.shell(["$here/flwr.sh", *flower.register("$key", "$name")])
-        about = "Register the nodes whose public keys are in node-keys/. Running it twice is safe."
-        self.script("server/register-nodes.sh", about, fill("register-nodes.sh", register=register))
-        run = flower.run("$here/app", "$here/federation.toml", "${RUN_DIR:-$here/run}")
-        about = "Start or continue the run, and show the server's log. RUN_DIR=/PATH names another run folder."
-        self.script("server/run.sh", about, "exec " + flower.shell(["$here/flwr.sh", *run, "--stream"]))
-
-    def write_node(self, name: str, encoder: str, settings: Mapping[str, object]) -> None:
-        it, folder = self.deployment, f"nodes/{name}"
-        keys = KEYS if it.secure else ""
-        own = {"name": name, "encoder": encoder, "keys": keys}
-        own["renaming"] = RENAMING.replace("NAME", name) if it.secure else ""
-        self.put(f"{folder}/node.toml", fill("node.toml", **settings, **own))
-        self.write_loop(folder)
-        if it.secure:
-            self.put(f"{folder}/forwarder.conf", nginx.forwarder(it))
-            run = flower.shell(nginx.command("$here", "$here/forwarder.conf"))
-            start = flower.supernode("$here", "$superlink", f"${{NODE_PORT:-{NODE_PORT}}}", "local.crt")
-            body = fill("start.sh", forwarder=run, supernode=flower.shell(start))
-        else:
-            superlink = "${SUPERLINK:-" + it.entrance + "}"
-            body = _forever(flower.supernode("$here", superlink, f"${{NODE_PORT:-{NODE_PORT}}}", None))
-        about = "Take part in the federation until stopped. NODE_PORT names another port for the node's own processes."
-        self.script(f"{folder}/start.sh", about, OWN_MODULES + body)
-
     def write_about(self, days: int) -> None:
         it = self.deployment
         facts = {"entrance": it.entrance, "port": it.port, "first": it.nodes[0], "count": len(it.nodes)}
@@ -168,14 +126,62 @@ class Writer:
         self.put("README.md", fill("README.md" if it.secure else "README-insecure.md", **facts))
         self.put("deployment.toml", it.to_toml())
 
-    def write_loop(self, folder: str) -> None:
-        exports = [f"export {key}={value}" for key, value in flower.ENVIRONMENT.items()]
-        found = {"system_folders": ":".join(nginx.SYSTEM_FOLDERS), "install": nginx.INSTALL}
-        self.put(f"{folder}/keep-running.sh", fill("keep-running.sh", environment="\n".join(exports), **found))
+    # --- scripts and the configurations of nginx: `deploy local` writes them again, with other ports ---
 
-    def script(self, name: str, about: str, body: str) -> None:
-        opening = f'#!/bin/sh\n# {about}\nset -eu\nhere=$(cd "$(dirname "$0")" && pwd)\n. "$here/keep-running.sh"\n'
-        self.put(name, f"{opening}{body.rstrip()}\n", 0o755)
+    def write_server_scripts(self, superlink_port: int, proxied: bool) -> None:
+        it, superlink = self.deployment, address(self.deployment.loopback, superlink_port)
+        bind = it.loopback if it.secure else "${BIND:-" + it.bind + "}"
+        keys = '--ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/server.crt" --ssl-keyfile "$here/server.key"'
+        trust = f"{keys} --enable-supernode-auth" if it.secure else "--insecure"
+        self.write_script("server/start-superlink.sh", bind=bind, port=superlink_port, trust=trust)
+        self.write_script("server/start-superexec.sh", superlink=superlink, trust=self.trust)
+        trust = 'root-certificates = "$here/ca.crt"' if it.secure else "insecure = true"
+        self.write_script("server/flwr.sh", superlink=superlink, trust=trust)
+        self.write_script("server/register-nodes.sh")
+        self.write_script("server/run.sh")
+        services = {"superlink": "start-superlink.sh", "superexec": "start-superexec.sh"}
+        if proxied:
+            listen, routes = address(it.bind, it.port), "|".join(nginx.ROUTES)
+            values = {"listen": listen, "superlink": superlink, "routes": routes, "body_mb": nginx.BODY_MB}
+            self.put("server/proxy.conf", fill("proxy.conf", **values))
+            self.write_script("server/start-proxy.sh")
+            self.write_script("server/reload-proxy.sh")
+            services["proxy"] = "start-proxy.sh"
+        self.write_services("server", services)
+        self.write_unit("server", "hetero-ssfl-run", "run.sh", condition=UNFINISHED, pause=60)
+
+    def write_node_scripts(self, name: str, forwarder_port: int, proxied: bool) -> None:
+        it, folder = self.deployment, f"nodes/{name}"
+        if proxied:
+            # nginx compares the certificate with a DNS name, never with an address. The certificate also holds
+            # "localhost", and this CA signs no other server.
+            server_name = it.host if pki.is_dns_name(it.host) else "localhost"
+            values = {"listen": address("127.0.0.1", forwarder_port), "server": it.entrance, "name": server_name}
+            self.put(f"{folder}/forwarder.conf", fill("forwarder.conf", **values))
+            self.write_script(f"{folder}/start.sh", node_port=NODE_PORT)
+        else:
+            key = ' --auth-supernode-private-key "$here/node.key"' if it.secure else ""
+            values = {"superlink": it.entrance, "node_port": NODE_PORT, "trust": self.trust + key}
+            self.write_script(f"{folder}/start.sh", "start-direct.sh", **values)
+        self.write_services(folder, {name: "start.sh"})
+
+    def write_script(self, name: str, template: str | None = None, **values: object) -> None:
+        self.put(name, SCRIPT + fill(template or Path(name).name, **values), 0o755)
+
+    def write_services(self, folder: str, scripts: Mapping[str, str]) -> None:
+        """Write what all scripts of a folder source, and its scripts as services of systemd."""
+        where = {"system_folders": ":".join(nginx.SYSTEM_FOLDERS), "install": nginx.INSTALL}
+        self.put(f"{folder}/keep-running.sh", fill("keep-running.sh", **where))
+        for service, script in scripts.items():
+            self.write_unit(folder, f"hetero-ssfl-{service}", script)
+        services = " ".join(f"hetero-ssfl-{service}" for service in scripts)
+        self.write_script(f"{folder}/install-services.sh", services=services)
+
+    def write_unit(self, folder: str, name: str, script: str, condition: str = "", pause: int = 10) -> None:
+        unit = fill("systemd.service", about=name, script=script, condition=condition, pause=pause)
+        self.put(f"{folder}/systemd/{name}.service", unit)
+
+    # --- files ---
 
     def put(self, name: str, content: str | bytes, mode: int = 0o644) -> None:
         path = self.folder / name
@@ -192,13 +198,11 @@ class Writer:
                 self.put(f"{name}.new", content, 0o600 if name.endswith(".key") else 0o644)
             for name in files:
                 (self.folder / f"{name}.new").replace(self.folder / name)
+        except OSError as error:
+            raise ConfigError(f"cannot write to '{self.folder}': {error.strerror}. Nothing was changed.") from None
         finally:
             for name in files:
                 (self.folder / f"{name}.new").unlink(missing_ok=True)
-
-
-def _forever(command: list[str]) -> str:
-    return f"keep_running {flower.shell(command)}"
 
 
 def date_after(days: int) -> str:
