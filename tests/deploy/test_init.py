@@ -202,7 +202,7 @@ def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writing.Writer, "write_about", full)
+    monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(ConfigError, match="No space left on device"):
         initialise(deployment(tmp_path / "fl"))
     assert not list(tmp_path.iterdir())

@@ -56,7 +56,7 @@ def to_the_end(running: LocalDeployment, seconds: float = 0) -> RunFolder:
 
 def flwr(running: LocalDeployment, *arguments: str) -> dict[str, Any]:
     """Return the answer of Flower's command `flwr`."""
-    command = [running.deployment.server / "flwr.sh", *arguments, "--format", "json"]
+    command = [str(running.deployment.server / "flwr.sh"), *arguments, "--format", "json"]
     done = subprocess.run(command, env=running.environment(), capture_output=True, text=True, timeout=120)
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

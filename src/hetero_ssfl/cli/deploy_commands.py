@@ -10,6 +10,8 @@ from rich.markup import escape
 from .terminal import Json, Quiet, err, print_json, say
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from ..runs.machine import Finding
 
 app = typer.Typer(help="Deploy a federation on several machines, or test it on this one.", no_args_is_help=True)
@@ -23,18 +25,13 @@ Days = Annotated[int, typer.Option(min=1, max=7300, help="Days that certificates
 def init(
     folder: Folder,
     nodes: Annotated[int | None, typer.Option(min=1, max=999, help="The number of participants; by default 3.")] = None,
-    names: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,...", help="The names of the participants instead; by default node-1, node-2, ..."),
-    ] = None,
+    names: Annotated[str | None, typer.Option(metavar="A,B,...", help="Their names; by default node-1, ...")] = None,
     host: Annotated[str, typer.Option(help="The server's name or address, as the nodes see it.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port of the server; no other is opened.")] = 9092,
     days: Days = 825,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="A small config on embedded digits, to try `deploy local` at once.")
-    ] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Embedded digits, to try `deploy local` at once.")] = False,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS and no keys; only for tests in a closed network.")
+        bool, typer.Option("--insecure", help="No TLS, no keys; for tests in closed networks.")
     ] = False,
 ) -> None:
     """Write the files of the server and of each participant: keys, certificates, settings, scripts, instructions.
@@ -57,9 +54,7 @@ def init(
 @app.command()
 def renew(
     folder: Folder,
-    node: Annotated[
-        str | None, typer.Option(help="Renew the client certificate of this node instead.", show_default=False)
-    ] = None,
+    node: Annotated[str | None, typer.Option(help="Renew the client certificate of this node instead.")] = None,
     days: Days = 825,
 ) -> None:
     """Create a new server certificate, signed by ca/ca.key, or a new client certificate for one node.
@@ -114,7 +109,7 @@ def check(
       hetero-ssfl deploy check fl
       hetero-ssfl deploy check nodes/node-1
     """
-    from ..deploy.check import check_folder, merge_warnings
+    from ..deploy.check import check_folder
 
     findings = check_folder(folder)
     stops = _stops(findings)
@@ -122,8 +117,8 @@ def check(
         content = [{"who": it.who, "what": it.what, "level": it.level, "text": it.text} for it in findings]
         print_json({"stops": stops, "findings": content})
     else:
-        for finding in merge_warnings(findings):
-            say(_line(finding))
+        for line in _lines(findings):
+            say(line)
         left_out = sum(not finding.checked for finding in findings)
         verdict = f"{_count(stops, 'finding')} would stop a run" if stops else "nothing was found that would stop a run"
         say(f"{verdict}; {_count(left_out, 'part')} not checked" if left_out else verdict)
@@ -209,10 +204,13 @@ def local(
 COLOURS = {"ok": "green", "warning": "yellow", "stops": "red"}
 
 
-def _line(finding: "Finding") -> str:
-    """Return a finding as one line, with the name of the machine it is about."""
-    level = f"[{COLOURS[finding.level]}]{finding.level:<7}[/]"
-    return f"{level}  {escape(finding.who)}  {finding.what}: {escape(' '.join(finding.text.split()))}"
+def _lines(findings: "Iterable[Finding]") -> "Iterator[str]":
+    """Yield findings as lines that begin with the machine they are about. A warning of several machines is one line."""
+    from ..deploy.check import merge_warnings
+
+    for it in merge_warnings(findings):
+        text = f"{escape(it.who)}  {it.what}: {escape(' '.join(it.text.split()))}"
+        yield f"[{COLOURS[it.level]}]{it.level:<7}[/]  {text}"
 
 
 def _stops(findings: "list[Finding]") -> int:
@@ -225,11 +223,11 @@ def _count(number: int, thing: str) -> str:
 
 def _check_first(folder: Path, port: int | None) -> None:
     """Print warnings, and raise ConfigError if a test cannot succeed."""
-    from ..deploy.check import check_folder, merge_warnings
+    from ..deploy.check import check_folder
     from ..errors import ConfigError
 
     findings = check_folder(folder, port)
-    for finding in merge_warnings(finding for finding in findings if finding.level != "ok"):
-        err.print(_line(finding), highlight=False, soft_wrap=True)
+    for line in _lines(finding for finding in findings if not finding.ok):
+        err.print(line, highlight=False, soft_wrap=True)
     if stops := _stops(findings):
         raise ConfigError(f"{_count(stops, 'finding')} would stop this run, see above. Nothing was started.")

@@ -11,17 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
 from .certificates import read_authority
 from .check_machine import shows_certificate
 from .layout import Deployment
-from .write import DEMO, ENCODERS, START, Writer
+from .write import DEMO, ENCODERS, START, File, Writer, create_folder, replace_files
 
 REGISTER_SECONDS = 60.0
 HEADER = (r"\[clients\][^\n]*", "\\g<0>\n{line}")  # where a line without a place of its own is inserted
@@ -43,42 +41,26 @@ def add_node(deployment: Deployment, name: str, days: int = 825) -> Deployment:
     if name in deployment.nodes or deployment.node(name).exists():
         raise ConfigError(f"this deployment already has a node '{name}'. Choose another name.")
     wider = replace(deployment, nodes=(*deployment.nodes, name))  # checks the name
-    folder = deployment.folder
-    clients = read_authority(deployment, "client-ca") if deployment.secure else None
+    folder, own = deployment.folder, f"nodes/{name}/"
+    writer = Writer(wider)
+    writer.add_node(name, ENCODERS[len(deployment.nodes) % len(ENCODERS)], _settings(deployment))
+    if deployment.secure:
+        clients = read_authority(deployment, "client-ca")
+        writer.add_node_keys(name, (folder / "ca/ca.crt").read_bytes(), clients, days)
+        for other in deployment.server.glob("node-keys/*.pub"):
+            writer.put(f"{own}peers/{other.name}", other.read_bytes())
+    create_folder(
+        wider.node(name), {path.removeprefix(own): it for path, it in writer.files.items() if path.startswith(own)}
+    )
+    # The folders of the server and of other nodes may be on their machines only. deployment.toml names the node last.
+    writer.put("deployment.toml", wider.to_toml())
+    others = {path: it for path, it in writer.files.items() if not path.startswith(own)}
     try:
-        scratch = Path(tempfile.mkdtemp(prefix=".new-node.", dir=folder))
-        try:
-            writer = Writer(wider, scratch)
-            writer.write_node(name, ENCODERS[len(deployment.nodes) % len(ENCODERS)], _settings(deployment))
-            if clients is not None:
-                writer.write_node_keys(name, (folder / "ca/ca.crt").read_bytes(), clients, days)
-                for other in deployment.server.glob("node-keys/*.pub"):
-                    writer.put(f"nodes/{name}/peers/{other.name}", other.read_bytes())
-            _move(wider, name, scratch)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write to '{folder}': {error.strerror}. Nothing was changed.") from None
-    return wider
-
-
-def _move(wider: Deployment, name: str, scratch: Path) -> None:
-    """Move a new node's files to their places. deployment.toml names the node last."""
-    new = scratch / "nodes" / name
-    for part in (new, *new.rglob("*/")):
-        part.chmod(0o700)
-    kept = [f"ca/clients/{name}.crt"] if wider.secure else []
-    kept += [f"server/node-keys/{name}.pub"] if wider.secure and wider.server.is_dir() else []
-    others = [other for other in wider.nodes if other != name and (wider.node(other) / "peers").is_dir()]
-    kept += [f"nodes/{other}/peers/{name}.pub" for other in others] if wider.secure else []
-    files = {path: (scratch / path).read_bytes() for path in kept}
-    wider.node(name).parent.mkdir(mode=0o700, exist_ok=True)
-    new.rename(wider.node(name))
-    try:
-        Writer(wider, wider.folder).replace({**files, "deployment.toml": wider.to_toml().encode()})
+        replace_files(folder, {path: it for path, it in others.items() if (folder / path).parent.is_dir()})
     except ConfigError:
         shutil.rmtree(wider.node(name))
         raise
+    return wider
 
 
 def _settings(deployment: Deployment) -> dict[str, Any]:
@@ -99,8 +81,8 @@ def register_node(deployment: Deployment, name: str) -> Registration | None:
     address = deployment.loopback, deployment.superlink_port
     if not deployment.secure or not shows_certificate(*address, server / "server.crt"):
         return None
-    key = server / "node-keys" / f"{name}.pub"
-    command = [server / "flwr.sh", "supernode", "register", key, "hetero-ssfl", "--name", name, "--format", "json"]
+    key = str(server / "node-keys" / f"{name}.pub")
+    command = [str(server / "flwr.sh"), "supernode", "register", key, "hetero-ssfl", "--name", name, "--format", "json"]
     environment = {"FLOWER_BIN": os.path.dirname(sys.executable), **os.environ}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=REGISTER_SECONDS)
@@ -149,7 +131,7 @@ def seat_node(deployment: Deployment, name: str, node: int | None) -> str | None
         return None
     if not _reads_as(text, config):
         raise ConfigError(f"'{path}' cannot be edited by a program. Add {' and '.join(changes)} there.")
-    Writer(deployment, deployment.folder).replace({"server/federation.toml": text.encode()})
+    replace_files(deployment.folder, {"server/federation.toml": File(text.encode())})
     return " and ".join(changes)
 
 

@@ -5,14 +5,15 @@ from cryptography import x509
 from ..errors import ConfigError
 from . import pki
 from .layout import Deployment
-from .write import Writer, date_after
+from .write import File, Writer, date_after, replace_files
 
 
 def renew_server(deployment: Deployment, days: int) -> str:
     """Create a new server certificate with the same CA. Return the date on which it expires."""
     server = pki.server_certificate(read_authority(deployment, "ca"), deployment.host, days)
-    files = {"server/server.key": server.key_pem(), "server/server.crt": server.certificate_pem()}
-    Writer(deployment, deployment.folder).replace(files)
+    writer = Writer(deployment)
+    writer.put_pair("server/server", server)
+    replace_files(deployment.folder, writer.files)
     return date_after(days)
 
 
@@ -23,12 +24,10 @@ def renew_node(deployment: Deployment, name: str, days: int) -> str:
     """
     issued = _issued_certificates(deployment, name)
     client = pki.client_certificate(read_authority(deployment, "client-ca"), name, days)
-    files = {  # the first file makes it revocable
-        f"ca/clients/{name}.crt": issued + client.certificate_pem(),
-        f"nodes/{name}/client.key": client.key_pem(),
-        f"nodes/{name}/client.crt": client.certificate_pem(),
-    }
-    Writer(deployment, deployment.folder).replace(files)
+    writer = Writer(deployment)
+    writer.put(f"ca/clients/{name}.crt", issued + client.certificate_pem())  # first, because it makes it revocable
+    writer.put_pair(f"nodes/{name}/client", client)
+    replace_files(deployment.folder, writer.files)
     return date_after(days)
 
 
@@ -39,9 +38,9 @@ def revoke_node(deployment: Deployment, name: str) -> int:
     previous = (deployment.folder / "ca/client.crl").read_bytes()
     known = x509.load_pem_x509_crl(previous)
     new = [it for it in certificates if known.get_revoked_certificate_by_serial_number(it.serial_number) is None]
-    revoked = pki.revocation_list(authority, new, previous)
+    revoked = File(pki.revocation_list(authority, new, previous))
     places = ("ca", "server") if deployment.server.is_dir() else ("ca",)  # server/ may be on its machine only
-    Writer(deployment, deployment.folder).replace({f"{place}/client.crl": revoked for place in places})
+    replace_files(deployment.folder, {f"{place}/client.crl": revoked for place in places})
     return len(new)
 
 

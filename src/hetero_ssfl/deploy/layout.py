@@ -8,13 +8,13 @@ nodes/NAME/          for that participant's machine: its keys, its node settings
 local/               written by `deploy local`: scripts with other ports, logs, databases, the run folder
 """
 
-import ipaddress
 import re
 import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tomli_w
+from cryptography import x509
 
 from ..errors import ConfigError
 from . import pki
@@ -89,7 +89,8 @@ class Deployment:
     @property
     def bind(self) -> str:
         """The address that the entrance listens on: all interfaces, except in a federation on one machine."""
-        if self.host == "localhost" or _is_loopback(self.host):
+        name = pki.general_name(self.host)
+        if self.host == "localhost" or (isinstance(name, x509.IPAddress) and name.value.is_loopback):
             return self.loopback
         return "::" if ":" in self.host else "0.0.0.0"
 
@@ -109,10 +110,3 @@ def node_names(count: int | None, listed: str | None) -> tuple[str, ...]:
 
 def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

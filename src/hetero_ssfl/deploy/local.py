@@ -22,7 +22,7 @@ from . import nginx
 from .check_machine import is_free
 from .layout import FORWARDER_PORT, Deployment
 from .watch import RunWatch
-from .write import Writer
+from .write import Writer, write_files
 
 TICK = 0.5  # seconds between two checks
 START_TIMEOUT = 120.0  # seconds for a program to start, on a slow machine
@@ -88,10 +88,11 @@ class LocalDeployment:
                     path.unlink()  # runs and nodes of an earlier SuperLink no longer exist
             shutil.rmtree(it.folder / part / "systemd", ignore_errors=True)
         self.superlink_port = free_port() if self.proxied else it.port
-        writer = Writer(it, it.folder)
-        writer.write_server_scripts(self.superlink_port, self.proxied)
+        writer = Writer(it)
+        writer.add_server_scripts(self.superlink_port, self.proxied)
         for name in it.nodes:
-            writer.write_node_scripts(name, free_port() if self.proxied else FORWARDER_PORT, self.proxied)
+            writer.add_node_scripts(name, free_port() if self.proxied else FORWARDER_PORT, self.proxied)
+        write_files(it.folder, writer.files)
         for part in parts:
             for path in (self.source.folder / part).iterdir():
                 link = it.folder / part / path.name
@@ -125,9 +126,14 @@ class LocalDeployment:
         if port is not None and not is_free(host, port):
             raise RunError(f"port {port} is in use by another program. Stop it, or choose a free --port.")
         with log.open("ab") as output:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-            command = [self.deployment.folder / script]
-            process = subprocess.Popen(command, env=self.environment(), start_new_session=True, **streams)
+            process = subprocess.Popen(
+                [self.deployment.folder / script],
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self.processes[name] = process
         assert self.guard.stdin is not None
         print(process.pid, file=self.guard.stdin, flush=True)

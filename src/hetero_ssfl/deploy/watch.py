@@ -28,8 +28,9 @@ class RunWatch:
         for event in from_lines(lines[same:]):
             if isinstance(event, RoundDone):
                 self.round = max(self.round, event.round)
-            excluded = event.excluded if isinstance(event, ClientTrained) else None
-            self.view(Warned(event.round, excluded) if excluded else event)
+            if isinstance(event, ClientTrained) and event.excluded:
+                event = Warned(event.round, event.excluded)
+            self.view(event)
         self.seen = lines
 
     def _show_status(self) -> None:
