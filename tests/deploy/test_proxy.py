@@ -196,7 +196,7 @@ def served(server: LocalDeployment) -> int:
 @pytest.mark.parametrize("visitor", VISITORS)
 def test_nobody_controls_the_federation_from_outside(server: LocalDeployment, visitor: str, attempt: str) -> None:
     before = served(server)
-    with control(server, VISITORS[visitor](server.deployment)) as it:
+    with control(server, VISITORS[visitor](server.source)) as it:
         assert status(lambda: CONTROL[attempt](it)) == (403 if visitor == "a registered node" else 400)
     assert served(server) == before
 
@@ -214,7 +214,7 @@ def test_the_operator_controls_it_on_the_servers_machine(server: LocalDeployment
 @pytest.mark.parametrize("visitor", VISITORS)
 def test_only_a_registered_node_takes_part(server: LocalDeployment, visitor: str) -> None:
     key = node_key(server.deployment, "good")  # the strangers have stolen it
-    with fleet(server, VISITORS[visitor](server.deployment), key) as it:
+    with fleet(server, VISITORS[visitor](server.source), key) as it:
         assert status(lambda: take_part(it, key)) == (200 if visitor == "a registered node" else 400)
 
 
