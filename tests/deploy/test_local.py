@@ -227,7 +227,7 @@ def test_a_failed_run_is_continued_and_programs_that_die_start_again(tmp_path: P
     with LocalDeployment(it, proxy=False) as running:
         watch = RunWatch(running.run_dir, RunView(Console(quiet=True), "test"))
         running.start_all()
-        with pytest.raises(RunError, match=r"ended early: .*logs/run\.log"):
+        with pytest.raises(RunError, match=r"ended early: .*the first start fails.*logs/run\.log"):
             running.run(watch)
         assert (watch.round, watch.finished) == (1, False)
         assert "the first start fails" in log(running, "run") + log(running, "superexec")

@@ -65,7 +65,7 @@ def flwr(running: LocalDeployment, *arguments: str) -> dict[str, Any]:
 def kill_program(running: LocalDeployment, name: str) -> None:
     """Kill a program and its children, but not the script that starts it again."""
     for line in subprocess.run(
-        ["ps", "-A", "-o", "pid=,pgid=,args="], capture_output=True, text=True
+        ["ps", "-ww", "-A", "-o", "pid=,pgid=,args="], capture_output=True, text=True
     ).stdout.splitlines():
         pid, group, arguments = line.split(maxsplit=2)
         if int(group) == running.processes[name].pid and not (".sh" in arguments or "nginx" in arguments):

@@ -187,5 +187,8 @@ def _end(processes: Iterable["subprocess.Popen[bytes]"]) -> None:
 
 
 def _last_line(log: Path) -> str:
+    """Return the last line of a log, before the general remarks that Flower's programs write below an exit code."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    ends = [number for number, line in enumerate(lines) if "Exit Code:" in line]
+    lines = lines[: ends[-1]] if ends else lines
     return lines[-1] if lines else "its log is empty"
