@@ -13,7 +13,7 @@ from hetero_ssfl.deploy import add_node as adding
 from hetero_ssfl.deploy import layout
 from hetero_ssfl.deploy.add_node import add_node, seat_node
 from hetero_ssfl.deploy.certificates import revoke_node
-from hetero_ssfl.deploy.check_files import agreement, node_certificates
+from hetero_ssfl.deploy.check_machine import agreement, node_certificates
 from hetero_ssfl.deploy.layout import Deployment
 from hetero_ssfl.deploy.local import free_port
 from hetero_ssfl.deploy.write import initialise
@@ -59,7 +59,9 @@ def test_a_new_node_has_what_the_others_have(it: Deployment) -> None:
     assert x509.load_pem_x509_certificate(after["ca/clients/late.crt"]).subject.rfc4514_string() == "CN=late"
     assert read_node(wider.node("late") / "node.toml").name == "late"
     for path in wider.node("late").rglob("*"):
-        mode = path.with_name(path.name.replace("late", "node-1")).stat().st_mode
+        mode = (
+            (wider.node("node-1") / str(path.relative_to(wider.node("late"))).replace("late", "node-1")).stat().st_mode
+        )
         assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(mode)
     assert stat.S_IMODE(wider.node("late").stat().st_mode) == 0o700
     assert revoke_node(wider, "late") == 1

@@ -135,7 +135,7 @@ def test_the_written_config_and_node_settings_are_valid(made: Deployment) -> Non
 
 def test_scripts_are_valid_and_belong_to_this_deployment(made: Deployment) -> None:
     scripts = list(made.folder.rglob("*.sh"))
-    assert len(scripts) == 12
+    assert len(scripts) == 15
     for script in scripts:
         subprocess.run(["sh", "-n", script], check=True)
         assert str(made.folder) not in script.read_text()  # the folder is copied to another machine
@@ -202,7 +202,7 @@ def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writing.Writer, "write_about", full)
+    monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(ConfigError, match="No space left on device"):
         initialise(deployment(tmp_path / "fl"))
     assert not list(tmp_path.iterdir())

@@ -4,8 +4,10 @@ Whoever reaches a SuperLink's port can start code on every machine, since Flower
 """
 
 import http.client
+import json
 import ssl
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,14 +24,24 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from typer.testing import CliRunner
 
+from helpers.deployments import flwr
 from helpers.waiting import until
 from hetero_ssfl.cli import app
-from hetero_ssfl.deploy import flower, nginx, pki
-from hetero_ssfl.deploy.layout import Deployment
-from hetero_ssfl.deploy.local import Rehearsal, free_port
+from hetero_ssfl.deploy import nginx, pki
+from hetero_ssfl.deploy.check_machine import listeners
+from hetero_ssfl.deploy.layout import Deployment, address
+from hetero_ssfl.deploy.local import LocalDeployment, free_port
 from hetero_ssfl.deploy.write import initialise
 
 needs_nginx = pytest.mark.skipif(nginx.program() is None, reason="nginx is not installed: run `make proxy` as root")
+
+CONNECTION = """\
+[superlink]
+default = "hetero-ssfl"
+[superlink.hetero-ssfl]
+address = "{address}"
+root-certificates = "{trusted}"
+"""
 
 CONTROL: dict[str, Callable[[ControlHttpClient], object]] = {
     "register a node": lambda it: register(it, generate_key_pairs()[0]),
@@ -42,35 +54,48 @@ CONTROL: dict[str, Callable[[ControlHttpClient], object]] = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeployment]:
     """A SuperLink behind its proxy, with registered nodes. One of them is revoked while it is connected."""
     it = Deployment(tmp_path_factory.mktemp("door") / "fl", ("good", "revoked", "mistrusting"), port=free_port())
     initialise(it)
     (it.node("mistrusting") / "ca.crt").write_bytes(pki.new_authority().certificate_pem())
-    with Rehearsal(it) as rehearsal:
-        assert rehearsal.proxied
-        rehearsal.start_superlink()
-        rehearsal.start_proxy()
-        with control(rehearsal, with_ca_file(it), rehearsal.superlink) as operator:
+    with LocalDeployment(it) as running:
+        assert running.proxied
+        running.start_superlink()
+        running.start("proxy", "server/start-proxy.sh", running.deployment.port)
+        with control(running, with_ca_file(it), superlink(running)) as operator:
             for name in it.nodes:
                 register(operator, node_key(it, name))
-        with fleet(rehearsal, with_certificate(it, "revoked"), node_key(it, "revoked")) as node:
+        with fleet(running, with_certificate(it, "revoked"), node_key(it, "revoked")) as node:
             take_part(node, node_key(it, "revoked"))
             assert CliRunner().invoke(app, ["deploy", "revoke", str(it.folder), "revoked"]).exit_code == 0
-            reload(rehearsal)
+            reload(running)
             until(lambda: status(lambda: take_part(node, node_key(it, "revoked"))) == 400)
-        yield rehearsal
+        yield running
 
 
 def register(it: ControlHttpClient, key: ec.EllipticCurvePrivateKey) -> None:
     it.RegisterNode(control_pb2.RegisterNodeRequest(public_key=public_key_to_bytes(key.public_key())))
 
 
-def reload(rehearsal: Rehearsal) -> None:
-    """What reload-proxy.sh does."""
-    folder = rehearsal.place / "proxy"
-    command = nginx.command(str(folder), f"{folder}/nginx.conf")
-    subprocess.run([nginx.program() or "", *command[1:], "-s", "reload"], check=True, capture_output=True, timeout=60)
+def superlink(running: LocalDeployment) -> str:
+    return f"127.0.0.1:{running.superlink_port}"
+
+
+def start_forwarder(running: LocalDeployment, name: str) -> str:
+    """Start what start.sh does without its SuperNode. Return the address of the forwarder."""
+    folder = running.deployment.node(name)
+    (listen,) = listeners(folder / "forwarder.conf")
+    script = folder / "start-forwarder.sh"
+    script.write_text((folder / "start.sh").read_text().partition("keep_running flower-supernode")[0] + "wait\n")
+    script.chmod(0o755)
+    running.start(f"{name}.forwarder", str(script.relative_to(running.deployment.folder)), listen[1])
+    return address(*listen)
+
+
+def reload(running: LocalDeployment) -> None:
+    script = running.deployment.server / "reload-proxy.sh"
+    subprocess.run([script], env=running.environment(), check=True, capture_output=True, timeout=60)
 
 
 # --- visitors: what each has in hand ---
@@ -125,13 +150,13 @@ STRANGERS: dict[str, Callable[[Deployment], ssl.SSLContext]] = {
 VISITORS = {**STRANGERS, "a registered node": lambda it: with_certificate(it, "good")}
 
 
-def control(server: Rehearsal, context: ssl.SSLContext, address: str | None = None) -> ControlHttpClient:
-    return ControlHttpClient(f"https://{address or server.entrance}", verify=context)
+def control(server: LocalDeployment, context: ssl.SSLContext, address: str | None = None) -> ControlHttpClient:
+    return ControlHttpClient(f"https://{address or server.deployment.entrance}", verify=context)
 
 
-def fleet(server: Rehearsal, context: ssl.SSLContext, key: ec.EllipticCurvePrivateKey) -> FleetHttpClient:
+def fleet(server: LocalDeployment, context: ssl.SSLContext, key: ec.EllipticCurvePrivateKey) -> FleetHttpClient:
     interceptor = NodeAuthHttpInterceptor(key, key.public_key())
-    return FleetHttpClient(f"https://{server.entrance}", verify=context, interceptors=[interceptor])
+    return FleetHttpClient(f"https://{server.deployment.entrance}", verify=context, interceptors=[interceptor])
 
 
 def node_key(it: Deployment, name: str) -> ec.EllipticCurvePrivateKey:
@@ -158,9 +183,9 @@ def status(request: Callable[[], object]) -> int:
     return 200
 
 
-def served(server: Rehearsal) -> int:
+def served(server: LocalDeployment) -> int:
     """Return how many control requests have reached the SuperLink."""
-    return server.processes["superlink"].log.read_text().count("/v1/control/")
+    return (server.logs / "superlink.log").read_text().count("/v1/control/")
 
 
 # --- what they try ---
@@ -169,17 +194,17 @@ def served(server: Rehearsal) -> int:
 @needs_nginx
 @pytest.mark.parametrize("attempt", CONTROL)
 @pytest.mark.parametrize("visitor", VISITORS)
-def test_nobody_controls_the_federation_from_outside(server: Rehearsal, visitor: str, attempt: str) -> None:
+def test_nobody_controls_the_federation_from_outside(server: LocalDeployment, visitor: str, attempt: str) -> None:
     before = served(server)
-    with control(server, VISITORS[visitor](server.deployment)) as it:
+    with control(server, VISITORS[visitor](server.source)) as it:
         assert status(lambda: CONTROL[attempt](it)) == (403 if visitor == "a registered node" else 400)
     assert served(server) == before
 
 
 @needs_nginx
-def test_the_operator_controls_it_on_the_servers_machine(server: Rehearsal) -> None:
+def test_the_operator_controls_it_on_the_servers_machine(server: LocalDeployment) -> None:
     before = served(server)
-    with control(server, with_ca_file(server.deployment), server.superlink) as it:
+    with control(server, with_ca_file(server.deployment), superlink(server)) as it:
         assert status(lambda: CONTROL["register a node"](it)) == 200
         assert status(lambda: CONTROL["list runs"](it)) == 200
     assert served(server) == before + 2
@@ -187,14 +212,14 @@ def test_the_operator_controls_it_on_the_servers_machine(server: Rehearsal) -> N
 
 @needs_nginx
 @pytest.mark.parametrize("visitor", VISITORS)
-def test_only_a_registered_node_takes_part(server: Rehearsal, visitor: str) -> None:
+def test_only_a_registered_node_takes_part(server: LocalDeployment, visitor: str) -> None:
     key = node_key(server.deployment, "good")  # the strangers have stolen it
-    with fleet(server, VISITORS[visitor](server.deployment), key) as it:
+    with fleet(server, VISITORS[visitor](server.source), key) as it:
         assert status(lambda: take_part(it, key)) == (200 if visitor == "a registered node" else 400)
 
 
 @needs_nginx
-def test_a_certificate_alone_admits_no_node(server: Rehearsal) -> None:
+def test_a_certificate_alone_admits_no_node(server: LocalDeployment) -> None:
     key, _ = generate_key_pairs()
     public = public_key_to_bytes(key.public_key())
     with fleet(server, with_certificate(server.deployment, "good"), key) as it:
@@ -203,38 +228,36 @@ def test_a_certificate_alone_admits_no_node(server: Rehearsal) -> None:
 
 
 @needs_nginx
-def test_a_forwarder_talks_to_no_other_server(server: Rehearsal) -> None:
+def test_a_forwarder_talks_to_no_other_server(server: LocalDeployment) -> None:
     """For the node "mistrusting", whose ca.crt is of another CA, this server is a false one."""
-    address = server.start_forwarder("mistrusting")
+    address = start_forwarder(server, "mistrusting")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(server.deployment.node("mistrusting") / "local.crt")
     with httpx.Client(verify=context) as it:
         assert it.post(f"https://{address}/v1/fleet/get-run").status_code == 502
-    assert "upstream SSL certificate verify error" in server.processes["mistrusting.forwarder"].log.read_text()
+    assert "upstream SSL certificate verify error" in (server.logs / "mistrusting.forwarder.log").read_text()
 
 
 @needs_nginx
-def test_flwr_run_starts_no_foreign_code(server: Rehearsal, tmp_path: Path) -> None:
+def test_flwr_run_starts_no_foreign_code(server: LocalDeployment, tmp_path: Path) -> None:
     """The attack itself with Flower's command, by a stranger with ca.crt and by a node through its own forwarder.
 
     It takes 6 seconds. A cheaper test would not show that the command is refused in the way that its requests are.
     """
     it = server.deployment
-    forwarder = server.start_forwarder("good")
-    config = server.home("run") / "config.toml"
-    operator = config.read_text()
-    tries = {server.entrance: it.node("good") / "ca.crt", forwarder: it.node("good") / "local.crt"}
-    command = flower.run(str(it.server / "app"), "x", str(tmp_path))
+    forwarder = start_forwarder(server, "good")
+    tries = {it.entrance: it.node("good") / "ca.crt", forwarder: it.node("good") / "local.crt"}
+    command = ("run", str(it.server / "app"), "hetero-ssfl", "--run-config", f'config="x" run-dir="{tmp_path}"')
+    environment = {**server.environment(), "FLWR_HOME": str(tmp_path)}
+    program = [str(Path(sys.executable).with_name("flwr")), *command, "--format", "json"]
     before = served(server)
-    try:
-        for address, trusted in tries.items():
-            config.write_text(flower.connection(address, str(trusted), True))
-            assert not server.flwr(*command, "--format", "json")["success"]
-        assert served(server) == before
-    finally:
-        config.write_text(operator)
-    assert server.flwr(*command, "--format", "json")["success"], "the operator's own run starts"
-    refused = (server.place / "proxy/refused.log").read_text()
+    for target, trusted in tries.items():
+        (tmp_path / "config.toml").write_text(CONNECTION.format(address=target, trusted=trusted))
+        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+        assert not json.loads(done.stdout)["success"]
+    assert served(server) == before
+    assert flwr(server, *command)["success"], "the operator's own run starts"
+    refused = (it.server / "refused.log").read_text()
     assert 'CN=good 127.0.0.1 "POST /v1/control/' in refused
 
 
@@ -248,14 +271,14 @@ def test_the_proxy_knows_all_routes_of_a_node() -> None:
 
 
 @needs_nginx
-def test_a_node_reaches_no_other_route(server: Rehearsal) -> None:
+def test_a_node_reaches_no_other_route(server: LocalDeployment) -> None:
     paths = {path for _, path in PROTOBUF_REQUEST_TYPES} - {f"/v1/fleet/{name}" for name in nginx.ROUTES}
     assert {"/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/register-node"} <= paths
     paths |= {"/", "/docs", "/openapi.json", "/health", "/v1/responses", "/v1/fleet/"}
     with httpx.Client(verify=with_certificate(server.deployment, "good")) as it:
-        found = {path: it.post(f"https://{server.entrance}{path}").status_code for path in sorted(paths)}
+        found = {path: it.post(f"https://{server.deployment.entrance}{path}").status_code for path in sorted(paths)}
         assert set(found.values()) == {403}, found
-        assert it.get(f"https://{server.entrance}/v1/fleet/get-run").status_code == 403
+        assert it.get(f"https://{server.deployment.entrance}/v1/fleet/get-run").status_code == 403
 
 
 @needs_nginx
@@ -275,7 +298,7 @@ def test_a_node_reaches_no_other_route(server: Rehearsal) -> None:
         "https://localhost/v1/control/list-runs",
     ],
 )
-def test_a_path_written_differently_leads_nowhere_else(server: Rehearsal, path: str) -> None:
+def test_a_path_written_differently_leads_nowhere_else(server: LocalDeployment, path: str) -> None:
     before = served(server)
     answer, _ = raw_request(server, path, 0)
     assert answer in range(400, 500)
@@ -283,21 +306,23 @@ def test_a_path_written_differently_leads_nowhere_else(server: Rehearsal, path: 
 
 
 @needs_nginx
-def test_a_request_beyond_the_limit_is_refused_before_it_is_read(server: Rehearsal) -> None:
+def test_a_request_beyond_the_limit_is_refused_before_it_is_read(server: LocalDeployment) -> None:
     answer, _ = raw_request(server, "/v1/fleet/push-object", (nginx.BODY_MB << 20) + 1)
     assert answer == 413
 
 
 @needs_nginx
-def test_a_visitor_cannot_choose_the_address_in_the_servers_log(server: Rehearsal) -> None:
+def test_a_visitor_cannot_choose_the_address_in_the_servers_log(server: LocalDeployment) -> None:
     raw_request(server, "/v1/fleet/get-run", 0, {"X-Forwarded-For": "192.0.2.99"})
-    assert "192.0.2.99" not in server.processes["superlink"].log.read_text()
+    assert "192.0.2.99" not in (server.logs / "superlink.log").read_text()
 
 
-def raw_request(server: Rehearsal, path: str, length: int, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+def raw_request(
+    server: LocalDeployment, path: str, length: int, headers: dict[str, str] | None = None
+) -> tuple[int, bytes]:
     """Send a path exactly as it is written, and a Content-Length without its body."""
     context = with_certificate(server.deployment, "good")
-    connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=60)
+    connection = http.client.HTTPSConnection("127.0.0.1", server.deployment.port, context=context, timeout=60)
     connection.putrequest("POST", path)
     sent = {"Content-Type": "application/protobuf", "Content-Length": str(length), **(headers or {})}
     for name, value in sent.items():
@@ -318,18 +343,16 @@ def test_nginx_accepts_the_written_configurations(host: str, tmp_path: Path) -> 
     it = Deployment(tmp_path / "a $place with 'quotes'", ("node-1",), host, 9443)
     initialise(it)
     for folder, name in ((it.server, "proxy.conf"), (it.node("node-1"), "forwarder.conf")):
-        command = [nginx.program() or "", *nginx.command(str(folder), f"{folder}/{name}")[1:], "-t"]
+        command = [nginx.program() or "", "-e", "stderr", "-p", f"{folder}/", "-c", f"{folder}/{name}", "-t"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         assert "[warn]" not in done.stderr
 
 
-def test_a_rehearsal_without_nginx_says_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    it = Deployment(tmp_path / "fl", ("node-1",))
+def test_a_local_test_without_nginx_says_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Deployment(tmp_path / "fl", ("node-1", "node-2"), port=free_port())
     initialise(it, demo=True)
     monkeypatch.setattr(nginx, "program", lambda: None)
-    (it.folder / "rehearsal/run").mkdir(parents=True)
-    (it.folder / "rehearsal/run/results.json").write_text('{"mean": {}}')  # it is finished: no program starts
+    monkeypatch.setattr(LocalDeployment, "start_all", lambda _: sys.exit(3))  # no program starts
     shown = CliRunner().invoke(app, ["deploy", "local", str(it.folder), "--quiet"])
-    assert shown.exit_code == 0, shown.output
-    assert "The proxy is left out of this rehearsal: nginx is not installed (apt-get install nginx)." in shown.stderr
+    assert f"left out of this test: nginx is not installed ({nginx.INSTALL})" in shown.stderr

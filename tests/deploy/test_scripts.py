@@ -119,3 +119,23 @@ def test_the_proxy_is_reloaded_only_with_a_valid_configuration(moved: Deployment
     assert subprocess.run([script], env=told, timeout=60).returncode == 1
     asked = (moved.server / "asked").read_text().splitlines()
     assert [line.rsplit("proxy.conf ")[1] for line in asked] == ["-t -q", "-s reload", "-t -q"]
+
+
+def test_the_scripts_become_services_of_the_account(moved: Deployment, tmp_path: Path) -> None:
+    stand_in(tmp_path, "systemctl", 'echo "$@" >> calls')
+    told = {**environment(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_RUNTIME_DIR": str(tmp_path)}
+    for folder in (moved.server, moved.node("node-1")):
+        subprocess.run([folder / "install-services.sh"], env=told, check=True, capture_output=True, timeout=60)
+    calls = (moved.server / "calls").read_text().splitlines()
+    servers = [f"hetero-ssfl-{name}" for name in ("superlink", "superexec", "proxy")]
+    assert calls == ["--user daemon-reload", f"--user enable --now {' '.join(servers)}"], "the run is started by hand"
+    units = sorted((tmp_path / "config/systemd/user").iterdir())
+    assert [unit.stem for unit in units] == sorted([*servers, "hetero-ssfl-run", "hetero-ssfl-node-1"])
+    for unit in units:
+        assert "@" not in unit.read_text()
+    assert f'ExecStart="{moved.node("node-1")}/start.sh"' in units[0].read_text()
+    if shutil.which("systemd-analyze"):
+        done = subprocess.run(
+            ["systemd-analyze", "--user", "verify", *units], env=told, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, "")

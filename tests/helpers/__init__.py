@@ -1,1 +1,1 @@
-"""Helpers of several tests: federations on disk, grids in one thread, rehearsals, pages of the documentation."""
+"""Helpers of several tests: federations on disk, grids in one thread, deployments, pages of the documentation."""

@@ -1,6 +1,6 @@
 """Kill programs of a real federation while it trains.
 
-As a program, run by soak/test_sabotage.py: a rehearsal in which one is killed or the network is cut in every round.
+As a program, run by soak/test_sabotage.py: in every round one program is killed or the network is cut.
 
 Usage: sabotage.py FOLDER [cut]    `cut` needs its own network namespace with only a loopback interface
 """
@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from helpers.deployments import deployed, kill_program, to_the_end
 from helpers.federations import ENCODERS
-from helpers.rehearse import deployed, to_the_end
 from helpers.saved import lines
-from hetero_ssfl.deploy.local import Rehearsal
+from hetero_ssfl.deploy.local import LocalDeployment
 from hetero_ssfl.report.status import read_status
 
 CUT = 15.0  # seconds without a network
@@ -72,19 +72,19 @@ def main(root: Path, with_cut: bool) -> None:
     patience = ["engine.round_timeout=90", "engine.join_timeout=90"]
     rounds = 3 if with_cut else 2
     it = deployed(root, f"rounds={rounds}", *patience, encoders=ENCODERS[:2])
-    with Rehearsal(it) as rehearsal:
+    with LocalDeployment(it) as running:
 
         def kill(name: str) -> Callable[[], None]:
-            return lambda: os.killpg(rehearsal.processes[name].pid, signal.SIGKILL)
+            return lambda: kill_program(running, name)
 
         def kill_node_and_server() -> None:
             kill("node-1")()
             kill_server(root)
 
         deeds = {1: kill_node_and_server, 2: kill("superlink"), **({3: cut} if with_cut else {})}
-        saboteur = Saboteur(rehearsal.run_dir, deeds)
+        saboteur = Saboteur(running.run_dir, deeds)
         saboteur.start()
-        folder = to_the_end(rehearsal)
+        folder = to_the_end(running, seconds=400)
     assert saboteur.done == list(deeds), saboteur.done
     events = lines(folder)
     assert [e["round"] for e in events if e["event"] == "round"] == list(range(rounds + 1))

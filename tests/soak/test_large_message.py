@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from helpers.deployments import deployed, to_the_end
 from helpers.federations import write_federation, write_node
-from helpers.rehearse import deployed, to_the_end
 from helpers.saved import lines
 from hetero_ssfl.config import load_config
-from hetero_ssfl.deploy.local import Rehearsal
+from hetero_ssfl.deploy.local import LocalDeployment
 
 pytestmark = pytest.mark.soak
 
@@ -25,8 +25,8 @@ def test_a_message_of_100_mb_is_carried_in_both_directions(tmp_path: Path) -> No
     (it.server / "federation.toml").write_text(load_config(str(federation), averaging).to_toml())
     shutil.rmtree(it.server / "app")
     (it.server / "app").symlink_to(Path(__file__).parents[2])
-    with Rehearsal(it) as rehearsal:
-        folder = to_the_end(rehearsal)
+    with LocalDeployment(it) as running:
+        folder = to_the_end(running)
     (event,) = [e for e in lines(folder) if e["event"] == "client" and e["round"] == 1]
     assert event["bytes_up"] > 100 * 10**6
     assert event["bytes_down"] > 100 * 10**6

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from helpers.deployments import ONE_ROUND, assert_same_as_in_process, deployed, to_the_end
 from helpers.federations import ENCODERS
-from helpers.rehearse import ONE_ROUND, assert_same_as_in_process, deployed, to_the_end
 from helpers.sabotage import Saboteur, kill_server
-from hetero_ssfl.deploy.local import Rehearsal
+from hetero_ssfl.deploy.local import LocalDeployment
 
 TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.soak
@@ -31,9 +31,9 @@ def test_a_run_survives_the_loss_of_a_node_the_server_the_superlink_and_the_netw
 @pytest.mark.timeout(600)  # Flower notices the dead server after a minute
 def test_a_server_killed_in_its_round_changes_no_number(tmp_path: Path) -> None:
     root = tmp_path / "there"
-    with Rehearsal(deployed(root, *ONE_ROUND, encoders=ENCODERS[:2])) as rehearsal:
-        saboteur = Saboteur(rehearsal.run_dir, {1: lambda: kill_server(root)})
+    with LocalDeployment(deployed(root, *ONE_ROUND, encoders=ENCODERS[:2])) as running:
+        saboteur = Saboteur(running.run_dir, {1: lambda: kill_server(root)})
         saboteur.start()
-        there = to_the_end(rehearsal)
+        there = to_the_end(running, seconds=300)
     assert saboteur.done == [1]
     assert_same_as_in_process(there, tmp_path / "here", ENCODERS[:2])

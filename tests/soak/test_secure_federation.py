@@ -1,9 +1,7 @@
 """Secure sums on Flower's own engines: a real SuperLink with SuperNodes, also when one is killed, and Ray."""
 
 import json
-import os
 import re
-import signal
 import threading
 import time
 from pathlib import Path
@@ -11,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.rehearse import deployed, to_the_end
+from helpers.deployments import deployed, kill_program, to_the_end
 from helpers.saved import lines, server_tensors
 from helpers.whole_runs import assert_same, everything, run
 from hetero_ssfl.config import load_config
-from hetero_ssfl.deploy.local import Rehearsal
+from hetero_ssfl.deploy.local import LocalDeployment
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.participants.node import open_node
 from hetero_ssfl.federation.participants.node_rad import find_rad
@@ -41,8 +39,8 @@ def test_four_supernodes_with_registered_keys_give_the_plain_consensus(tmp_path:
     nodes = [it.node(name) / "node.toml" for name in it.nodes]
     for settings in nodes:
         settings.write_text('key = "node.key"\npeers = "peers"\n' + settings.read_text())
-    with Rehearsal(it) as rehearsal:
-        there = to_the_end(rehearsal)
+    with LocalDeployment(it) as running:
+        there = to_the_end(running)
     events = lines(there)
     assert [e["replies"] for e in events if e["event"] == "round"] == [4, 4]
     assert not [e for e in events if "excluded" in e]
@@ -64,16 +62,16 @@ class Killer(threading.Thread):
     successfully", after "Sending: train message"). The opening has the same messages as round 1.
     """
 
-    def __init__(self, rehearsal: Rehearsal, name: str, line: str, times: int = 2) -> None:
+    def __init__(self, running: LocalDeployment, name: str, line: str, times: int = 2) -> None:
         super().__init__(daemon=True)
-        self.rehearsal, self.name, self.line, self.times = rehearsal, name, re.compile(line, re.DOTALL), times
+        self.running, self.name, self.line, self.times = running, name, re.compile(line, re.DOTALL), times
         self.killed = False
 
     def run(self) -> None:
-        log = self.rehearsal.logs / f"{self.name}.log"
+        log = self.running.logs / f"{self.name}.log"
         while not log.exists() or len(self.line.findall(log.read_text(errors="replace"))) < self.times:
             time.sleep(0.02)
-        os.killpg(self.rehearsal.processes[self.name].pid, signal.SIGKILL)
+        kill_program(self.running, self.name)
         self.killed = True
 
 
@@ -90,10 +88,10 @@ def test_one_of_five_supernodes_may_be_killed_in_any_phase(tmp_path: Path, line:
     """The consensus of the round is the plain one of those whose vectors arrived."""
     patience = ("engine.join_timeout=40", "engine.round_timeout=120", "evaluation.probes=[]")
     it = deployed(tmp_path / "there", *SKETCHES, *patience, "privacy.secure=true", encoders=(FOUR[0],) * 5)
-    with Rehearsal(it) as rehearsal:
-        killer = Killer(rehearsal, "node-2", line)
+    with LocalDeployment(it) as running:
+        killer = Killer(running, "node-2", line)
         killer.start()
-        there = to_the_end(rehearsal)
+        there = to_the_end(running)
     assert killer.killed
     events = [event for event in lines(there) if event.get("round") == 1]
     assert [event["replies"] for event in events if event["event"] == "round"] == [5 - len(missing)]
@@ -104,7 +102,7 @@ def test_one_of_five_supernodes_may_be_killed_in_any_phase(tmp_path: Path, line:
     federation, rad = there.read_json("facts.json")["federation"], there.read_json("facts.json")["rad_digest"]
     updates = {}
     for name in sorted({*it.nodes} - missing):
-        node = read_node(it.node(name) / "node.toml")
+        node = read_node(running.deployment.node(name) / "node.toml")
         pixels = find_rad(node, rad)
         assert pixels is not None
         client = ClientCache().get(open_node(node, config, federation, pixels), 1)

@@ -1,7 +1,6 @@
 """`hetero-ssfl deploy ...`: parse, call, print. Heavy imports wait until a command needs them."""
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +10,14 @@ from rich.markup import escape
 from .terminal import Json, Quiet, err, print_json, say
 
 if TYPE_CHECKING:
-    from ..deploy.findings import Finding
+    from collections.abc import Iterable, Iterator
 
-app = typer.Typer(
-    help="Deploy a federation on several machines, or rehearse the deployment on this one.", no_args_is_help=True
-)
+    from ..runs.environment import Finding
+
+app = typer.Typer(help="Deploy a federation on several machines, or test it on this one.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="The folder of the deployment.", show_default=False)]
+NodeName = Annotated[str, typer.Argument(help="The name of the node.", show_default=False)]
 Days = Annotated[int, typer.Option(min=1, max=7300, help="Days that certificates are valid.")]
 
 
@@ -25,18 +25,13 @@ Days = Annotated[int, typer.Option(min=1, max=7300, help="Days that certificates
 def init(
     folder: Folder,
     nodes: Annotated[int | None, typer.Option(min=1, max=999, help="The number of participants; by default 3.")] = None,
-    names: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,...", help="The names of the participants instead; by default node-1, node-2, ..."),
-    ] = None,
+    names: Annotated[str | None, typer.Option(metavar="A,B,...", help="Their names; by default node-1, ...")] = None,
     host: Annotated[str, typer.Option(help="The server's name or address, as the nodes see it.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port of the server; no other is opened.")] = 9092,
     days: Days = 825,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="A small config on embedded digits, to try `deploy local` at once.")
-    ] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Embedded digits, to try `deploy local` at once.")] = False,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS and no keys; only for tests in a closed network.")
+        bool, typer.Option("--insecure", help="No TLS, no keys; for tests in closed networks.")
     ] = False,
 ) -> None:
     """Write the files of the server and of each participant: keys, certificates, settings, scripts, instructions.
@@ -51,19 +46,15 @@ def init(
 
     initialise(Deployment(folder.absolute(), node_names(nodes, names), host, port, not insecure), days, demo)
     if insecure:
-        err.print(
-            "[yellow]warning:[/] without TLS and keys, anyone who can reach the port can take part and read messages.",
-            soft_wrap=True,
-        )
+        warning = "without TLS and keys, anyone who can reach the port can take part and read messages."
+        err.print(f"[yellow]warning:[/] {warning}", soft_wrap=True)
     say(f"{escape(str(folder))}/README.md explains what to do on each machine.")
 
 
 @app.command()
 def renew(
     folder: Folder,
-    node: Annotated[
-        str | None, typer.Option(help="Renew the client certificate of this node instead.", show_default=False)
-    ] = None,
+    node: Annotated[str | None, typer.Option(help="Renew the client certificate of this node instead.")] = None,
     days: Days = 825,
 ) -> None:
     """Create a new server certificate, signed by ca/ca.key, or a new client certificate for one node.
@@ -80,18 +71,13 @@ def renew(
         until = renew_server(deployment, days)
         say(f"valid until {until}. Copy server/server.crt and server/server.key to the server's machine.")
         say("There, run server/reload-proxy.sh and restart server/start-superlink.sh. Nodes need no changes.")
-    else:
-        until = renew_node(deployment, node, days)
-        say(
-            f"valid until {until}. Copy client.crt and client.key from nodes/{node}/ to that node and restart start.sh."
-        )
+        return
+    until = renew_node(deployment, node, days)
+    say(f"valid until {until}. Copy client.crt and client.key from nodes/{node}/ to that node and restart start.sh.")
 
 
 @app.command()
-def revoke(
-    folder: Folder,
-    node: Annotated[str, typer.Argument(help="The name of the node.", show_default=False)],
-) -> None:
+def revoke(folder: Folder, node: NodeName) -> None:
     """Refuse a node from now on: add its certificates to the revocation list of the proxy.
 
     `deploy renew --node` makes a new certificate if the node may come back, for instance after its key was stolen.
@@ -103,12 +89,9 @@ def revoke(
     from ..deploy.layout import Deployment
 
     new = revoke_node(Deployment.load(folder), node)
-    say(f"{node}: {new} certificate{'' if new == 1 else 's'} revoked" if new else f"{node} was revoked before")
+    say(f"{node}: {_count(new, 'certificate')} revoked" if new else f"{node} was revoked before")
     say("Copy ca/client.crl to the server's machine as server/client.crl and run server/reload-proxy.sh there.")
-    say(
-        "To remove the node's key as well: server/flwr.sh supernode list shows its id, "
-        "server/flwr.sh supernode unregister ID removes it."
-    )
+    say("To remove its key as well: server/flwr.sh supernode list shows its id, supernode unregister ID removes it.")
 
 
 @app.command()
@@ -128,27 +111,23 @@ def check(
     """
     from ..deploy.check import check_folder
 
-    found = check_folder(folder)
-    stops = sum(finding.level == "stops" for finding in found)
+    findings = check_folder(folder)
+    stops = _stops(findings)
     if as_json:
-        print_json({"stops": stops, "findings": [asdict(finding) for finding in found]})
+        content = [{"who": it.who, "what": it.what, "level": it.level, "text": it.text} for it in findings]
+        print_json({"stops": stops, "findings": content})
     else:
-        from ..deploy.findings import merged
-
-        for finding in merged(found):
-            say(_line(finding))
-        verdict = f"{_things(stops)} would stop a run" if stops else "nothing was found that would stop a run"
-        say(verdict + _left_out(sum(finding.unchecked for finding in found)))
+        for line in _lines(findings):
+            say(line)
+        left_out = sum(not finding.checked for finding in findings)
+        verdict = f"{_count(stops, 'finding')} would stop a run" if stops else "nothing was found that would stop a run"
+        say(f"{verdict}; {_count(left_out, 'part')} not checked" if left_out else verdict)
     if stops:
         sys.exit(2)
 
 
 @app.command("add-node")
-def add_node(
-    folder: Folder,
-    name: Annotated[str, typer.Argument(help="The name of the new node.", show_default=False)],
-    days: Days = 825,
-) -> None:
+def add_node(folder: Folder, name: NodeName, days: Days = 825) -> None:
     """Add a node to a deployment, also while its federation is running: keys, certificate, settings, seat.
 
     Its key is registered at once if the SuperLink runs on this machine. What is left to do is printed, with the files
@@ -164,57 +143,22 @@ def add_node(
     deployment = adding.add_node(Deployment.load(folder), name, days)
     until = f"; its client certificate is valid until {date_after(days)}" if deployment.secure else ""
     say(f"{name} was added{until}. Left to do:")
-    for step in adding.steps(deployment, name, registered := adding.register_node(deployment, name)):
+    for step in adding.remaining_steps(deployment, name):
         say(f"- {escape(step)}")
-    for step in adding.seat_steps(deployment, name, registered.node if registered else None):
-        say(f"- {escape(step)}")
-
-
-COLOURS = {"ok": "green", "warning": "yellow", "stops": "red"}
-
-
-def _line(finding: "Finding") -> str:
-    """Return a finding as one line, with the name of the machine it is about."""
-    level = f"[{COLOURS[finding.level]}]{finding.level:<7}[/]"
-    return f"{level}  {escape(finding.who)}  {finding.what}: {escape(' '.join(finding.text.split()))}"
-
-
-def _things(count: int) -> str:
-    return "1 finding" if count == 1 else f"{count} findings"
-
-
-def _left_out(count: int) -> str:
-    return f"; {count} part{'' if count == 1 else 's'} {'was' if count == 1 else 'were'} not checked" if count else ""
-
-
-def _check_first(folder: Path, port: int | None) -> None:
-    """Print warnings, and raise ConfigError if a rehearsal cannot succeed."""
-    from ..deploy.check import check_folder
-    from ..deploy.findings import merged
-    from ..errors import ConfigError
-
-    found = [finding for finding in check_folder(folder, port) if finding.level != "ok"]
-    for finding in merged(found):
-        err.print(_line(finding), highlight=False, soft_wrap=True)
-    stops = sum(finding.level == "stops" for finding in found)
-    if stops:
-        raise ConfigError(f"{_things(stops)} would stop this run, see above. Nothing was started.")
 
 
 @app.command()
 def local(
     folder: Folder,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Use another port for the server.")] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Discard an earlier rehearsal instead of continuing it.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard an earlier test instead of continuing it.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Rehearse the deployment on this machine: run all its programs, with its keys, until the run is finished.
+    """Test the deployment on this machine: run all its programs, with its keys, until the run is finished.
 
-    `deploy check` comes first, so that a mistake in the settings shows within seconds. Programs that end too early are
-    restarted. Ctrl-C stops everything; run the same command again to continue.
+    `deploy check` comes first, so that a mistake in the settings shows within seconds. Ctrl-C stops everything; run the
+    same command again to continue.
 
     Examples:
       hetero-ssfl deploy local fl
@@ -222,30 +166,68 @@ def local(
     """
     from ..config import load_config
     from ..deploy.layout import Deployment
-    from ..deploy.local import Rehearsal
+    from ..deploy.local import LocalDeployment
     from ..deploy.watch import RunWatch
     from ..report.progress import RunView
     from ..runs.folder import RunFolder
 
     deployment = Deployment.load(folder)
-    rehearsal = Rehearsal(deployment, port)
-    if fresh or not (rehearsal.run_dir / "results.json").exists():
+    test = LocalDeployment(deployment, port)
+    finished = (test.run_dir / "results.json").exists() and not fresh
+    if not finished:
         _check_first(folder, port)
-    if deployment.secure and not rehearsal.proxied:
-        err.print(f"The proxy is left out of this rehearsal: {rehearsal.without_proxy()}.", soft_wrap=True)
-    config = load_config(str(deployment.server / "federation.toml"))
-    try:
-        with RunView(err, config.name, quiet) as view, rehearsal:
-            if fresh:
-                rehearsal.forget()
-            rehearsal.run(RunWatch(rehearsal.run_dir, view))
-    except KeyboardInterrupt:
-        err.print("Interrupted. All programs are stopped; finished rounds are kept. Run the same command to continue.")
-        sys.exit(130)
-    results = RunFolder(rehearsal.run_dir).read_json("results.json")
+        if deployment.secure and not test.proxied:
+            err.print(f"The proxy is left out of this test: {test.without_proxy()}.", soft_wrap=True)
+        name = load_config(str(deployment.server / "federation.toml")).name
+        try:
+            with RunView(err, name, quiet) as view, test:
+                if fresh:
+                    test.forget()
+                test.start_all()
+                test.run(RunWatch(test.run_dir, view))
+        except KeyboardInterrupt:
+            err.print(
+                "Interrupted. All programs are stopped; finished rounds are kept. Use the same command to continue."
+            )
+            sys.exit(130)
+    results = RunFolder(test.run_dir).read_json("results.json")
     if as_json:
-        print_json({"run": str(rehearsal.run_dir), **results})
+        print_json({"run": str(test.run_dir), **results})
         return
     means = "  ".join(f"{key} {value:.1f}" for key, value in results.get("mean", {}).items())
     say(f"finished: mean over nodes {means or 'unknown: the data has no labels'}")
-    say(f"run folder: {escape(str(rehearsal.run_dir))} (use --fresh to rehearse again)")
+    say(f"run folder: {escape(str(test.run_dir))} (use --fresh to test again)")
+
+
+# --- what checks say ---
+
+COLOURS = {"ok": "green", "warning": "yellow", "stops": "red"}
+
+
+def _lines(findings: "Iterable[Finding]") -> "Iterator[str]":
+    """Yield findings as lines that begin with the machine they are about. A warning of several machines is one line."""
+    from ..deploy.check import merge_warnings
+
+    for it in merge_warnings(findings):
+        text = f"{escape(it.who)}  {it.what}: {escape(' '.join(it.text.split()))}"
+        yield f"[{COLOURS[it.level]}]{it.level:<7}[/]  {text}"
+
+
+def _stops(findings: "list[Finding]") -> int:
+    return sum(finding.level == "stops" for finding in findings)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _check_first(folder: Path, port: int | None) -> None:
+    """Print warnings, and raise ConfigError if a test cannot succeed."""
+    from ..deploy.check import check_folder
+    from ..errors import ConfigError
+
+    findings = check_folder(folder, port)
+    for line in _lines(finding for finding in findings if not finding.ok):
+        err.print(line, highlight=False, soft_wrap=True)
+    if stops := _stops(findings):
+        raise ConfigError(f"{_count(stops, 'finding')} would stop this run, see above. Nothing was started.")

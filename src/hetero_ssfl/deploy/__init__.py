@@ -1,1 +1,1 @@
-"""A federation on several machines: `init` writes the files of each machine, `local` rehearses it on this one."""
+"""A federation on several machines: `init` writes the files of each machine, `local` tests them on this one."""

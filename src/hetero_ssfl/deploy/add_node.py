@@ -11,18 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from . import flower
-from .certificates import authority_of
-from .check_files import shows
+from .certificates import read_authority
+from .check_machine import shows_certificate
 from .layout import Deployment
-from .write import DEMO, ENCODERS, START, Writer
+from .write import DEMO, ENCODERS, START, File, Writer, create_folder, replace_files
 
 REGISTER_SECONDS = 60.0
 HEADER = (r"\[clients\][^\n]*", "\\g<0>\n{line}")  # where a line without a place of its own is inserted
@@ -44,42 +41,26 @@ def add_node(deployment: Deployment, name: str, days: int = 825) -> Deployment:
     if name in deployment.nodes or deployment.node(name).exists():
         raise ConfigError(f"this deployment already has a node '{name}'. Choose another name.")
     wider = replace(deployment, nodes=(*deployment.nodes, name))  # checks the name
-    folder = deployment.folder
-    clients = authority_of(deployment, "client-ca") if deployment.secure else None
+    folder, own = deployment.folder, f"nodes/{name}/"
+    writer = Writer(wider)
+    writer.add_node(name, ENCODERS[len(deployment.nodes) % len(ENCODERS)], _settings(deployment))
+    if deployment.secure:
+        clients = read_authority(deployment, "client-ca")
+        writer.add_node_keys(name, (folder / "ca/ca.crt").read_bytes(), clients, days)
+        for other in deployment.server.glob("node-keys/*.pub"):
+            writer.put(f"{own}peers/{other.name}", other.read_bytes())
+    create_folder(
+        wider.node(name), {path.removeprefix(own): it for path, it in writer.files.items() if path.startswith(own)}
+    )
+    # The folders of the server and of other nodes may be on their machines only. deployment.toml names the node last.
+    writer.put("deployment.toml", wider.to_toml())
+    others = {path: it for path, it in writer.files.items() if not path.startswith(own)}
     try:
-        scratch = Path(tempfile.mkdtemp(prefix=".new-node.", dir=folder))
-        try:
-            writer = Writer(wider, scratch)
-            writer.write_node(name, ENCODERS[len(deployment.nodes) % len(ENCODERS)], _settings(deployment))
-            if clients is not None:
-                writer.write_node_keys(name, (folder / "ca/ca.crt").read_bytes(), clients, days)
-                for other in deployment.server.glob("node-keys/*.pub"):
-                    writer.put(f"nodes/{name}/peers/{other.name}", other.read_bytes())
-            _move(wider, name, scratch)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write to '{folder}': {error.strerror}. Nothing was changed.") from None
-    return wider
-
-
-def _move(wider: Deployment, name: str, scratch: Path) -> None:
-    """Move a new node's files to their places. deployment.toml names the node last."""
-    new = scratch / "nodes" / name
-    for part in (new, *new.rglob("*/")):
-        part.chmod(0o700)
-    kept = [f"ca/clients/{name}.crt"] if wider.secure else []
-    kept += [f"server/node-keys/{name}.pub"] if wider.secure and wider.server.is_dir() else []
-    others = [other for other in wider.nodes if other != name and (wider.node(other) / "peers").is_dir()]
-    kept += [f"nodes/{other}/peers/{name}.pub" for other in others] if wider.secure else []
-    files = {path: (scratch / path).read_bytes() for path in kept}
-    wider.node(name).parent.mkdir(mode=0o700, exist_ok=True)
-    new.rename(wider.node(name))
-    try:
-        Writer(wider, wider.folder).replace({**files, "deployment.toml": wider.to_toml().encode()})
-    except OSError:
+        replace_files(folder, {path: it for path, it in others.items() if (folder / path).parent.is_dir()})
+    except ConfigError:
         shutil.rmtree(wider.node(name))
         raise
+    return wider
 
 
 def _settings(deployment: Deployment) -> dict[str, Any]:
@@ -97,14 +78,14 @@ def _settings(deployment: Deployment) -> dict[str, Any]:
 def register_node(deployment: Deployment, name: str) -> Registration | None:
     """Register the key of a node with the SuperLink of this machine. Return None if it is not running here."""
     server = deployment.server
-    if not deployment.secure or not shows(deployment.loopback, deployment.superlink_port, server / "server.crt"):
+    address = deployment.loopback, deployment.superlink_port
+    if not deployment.secure or not shows_certificate(*address, server / "server.crt"):
         return None
-    command = [str(server / "flwr.sh"), *flower.register(str(server / "node-keys" / f"{name}.pub"), name)]
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    key = str(server / "node-keys" / f"{name}.pub")
+    command = [str(server / "flwr.sh"), "supernode", "register", key, "hetero-ssfl", "--name", name, "--format", "json"]
+    environment = {"FLOWER_BIN": os.path.dirname(sys.executable), **os.environ}
     try:
-        done = subprocess.run(
-            command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=REGISTER_SECONDS
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=REGISTER_SECONDS)
         answer = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Registration(problem=str(error))
@@ -127,78 +108,76 @@ def seat_node(deployment: Deployment, name: str, node: int | None) -> str | None
     path = deployment.server / "federation.toml"
     try:
         text = path.read_text()
-        before = tomllib.loads(text)
+        config = tomllib.loads(text)
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read '{path}': {error}. Fix it; the node may need a seat in it.") from None
-    clients = before.get("clients", {})
-    wanted: dict[str, Any] = dict(clients)
-    if clients.get("seats") and name not in [seat.get("name") for seat in clients["seats"]]:
-        wanted["seats"] = [{"name": name} if node is None else {"name": name, "node": node}, *clients["seats"]]
+    clients, changes = config.setdefault("clients", {}), []
     missing = len(deployment.nodes) - clients.get("count", 5)
     if missing > clients.get("newcomers", 0):
-        wanted["newcomers"] = missing
-    if wanted == clients:
-        return None
-    said = [f"clients.newcomers = {missing}"] if wanted.get("newcomers") != clients.get("newcomers") else []
-    said += [f"a seat for '{name}' in clients.seats"] if wanted.get("seats") != clients.get("seats") else []
-    changed = _edited(text, clients, wanted)
-    if changed is None:
-        raise ConfigError(f"'{path}' cannot be edited by a program. Add {' and '.join(said)} there.")
-    Writer(deployment, deployment.folder).replace({"server/federation.toml": changed.encode()})
-    return " and ".join(said)
-
-
-def _edited(text: str, clients: dict[str, Any], wanted: dict[str, Any]) -> str | None:
-    """Return the text of a config with other seats and newcomers; None if the result is not exactly that."""
-    expected = {**tomllib.loads(text), "clients": wanted}
-    if wanted.get("newcomers") != clients.get("newcomers"):
-        line = f"newcomers = {wanted['newcomers']}"
+        line = f"newcomers = {missing}"
         pattern, new = (r"newcomers[ \t]*=[ \t]*\d+", line) if "newcomers" in clients else HEADER
         text = re.sub(f"^{pattern}", new.format(line=line), text, count=1, flags=re.MULTILINE)
-    if wanted.get("seats") != clients.get("seats"):  # the new seat comes first
-        seat = [f"{key} = {json.dumps(value)}" for key, value in wanted["seats"][0].items()]
-        inline, table = f"\\g<0>{{{', '.join(seat)}}}, ", "\n".join(["[[clients.seats]]", *seat, "", "\\g<0>"])
+        clients["newcomers"] = missing
+        changes.append(f"clients.{line}")
+    if clients.get("seats") and name not in [seat.get("name") for seat in clients["seats"]]:
+        seat = {"name": name} if node is None else {"name": name, "node": node}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in seat.items()]
+        inline, table = f"\\g<0>{{{', '.join(lines)}}}, ", "\n".join(["[[clients.seats]]", *lines, "", "\\g<0>"])
         text = re.sub(r"^seats[ \t]*=[ \t]*\[", inline, text, count=1, flags=re.MULTILINE)
         text = re.sub(r"^\[\[clients\.seats\]\]", table, text, count=1, flags=re.MULTILINE)
-    try:
-        return text if tomllib.loads(text) == expected else None
-    except tomllib.TOMLDecodeError:
+        clients["seats"] = [seat, *clients["seats"]]
+        changes.append(f"a seat for '{name}' in clients.seats")
+    if not changes:
         return None
+    if not _reads_as(text, config):
+        raise ConfigError(f"'{path}' cannot be edited by a program. Add {' and '.join(changes)} there.")
+    replace_files(deployment.folder, {"server/federation.toml": File(text.encode())})
+    return " and ".join(changes)
+
+
+def _reads_as(text: str, config: dict[str, Any]) -> bool:
+    try:
+        return tomllib.loads(text) == config
+    except tomllib.TOMLDecodeError:
+        return False
 
 
 # --- what is left to do ---
 
 
-def steps(deployment: Deployment, name: str, registered: Registration | None) -> list[str]:
+def remaining_steps(deployment: Deployment, name: str) -> list[str]:
+    """Register a new node and give it a seat, as far as that is possible here. Return what is left to do."""
+    registered = register_node(deployment, name)
+    steps = _registration_steps(deployment, name, registered)
+    return [*steps, *_seat_steps(deployment, name, registered.node if registered else None)]
+
+
+def _registration_steps(deployment: Deployment, name: str, registered: Registration | None) -> list[str]:
     """Return what to send to whom, and how the node is registered."""
     secret = " over a confidential channel (it holds private keys), and delete it here" if deployment.secure else ""
-    found = [
+    steps = [
         f"Send the folder nodes/{name}/ to {name}{secret}.",
         f"{name}: edit node.toml, look for mistakes with `hetero-ssfl deploy check .`, and start ./start.sh.",
     ]
     if not deployment.secure:
-        return found
-    found.append(f"Send nodes/{name}/node.pub to all other nodes, as peers/{name}.pub: secure sums need it.")
+        return steps
+    steps.append(f"Send nodes/{name}/node.pub to all other nodes, as peers/{name}.pub: secure sums need it.")
     if registered is not None and registered.node is not None:
-        return [*found, f"(done) The SuperLink on this machine has registered its key as node {registered.node}."]
+        return [*steps, f"(done) The SuperLink on this machine has registered its key as node {registered.node}."]
     if registered is not None:
-        found.append(f"The SuperLink on this machine did not register its key: {registered.problem}")
+        steps.append(f"The SuperLink on this machine did not register its key: {registered.problem}")
     if not deployment.server.is_dir():
-        found.append(f"Send nodes/{name}/node.pub to the server, as server/node-keys/{name}.pub.")
-    return [*found, "On the server, while its SuperLink runs: server/register-nodes.sh"]
+        steps.append(f"Send nodes/{name}/node.pub to the server, as server/node-keys/{name}.pub.")
+    return [*steps, "On the server, while its SuperLink runs: server/register-nodes.sh"]
 
 
-def seat_steps(deployment: Deployment, name: str, node: int | None) -> list[str]:
+def _seat_steps(deployment: Deployment, name: str, node: int | None) -> list[str]:
     """Give the node a seat if it needs one. Return what is left to do for it."""
+    first = "On the server: add it to clients.seats in federation.toml, or raise clients.newcomers by 1."
     if deployment.server.is_dir():
         changed = seat_node(deployment, name, node)
         if changed is None:
             return []
-        found = [f"(done) server/federation.toml has {changed}. Copy it to the server if that is another machine."]
-    else:
-        found = ["On the server: add it to clients.seats in federation.toml, or raise clients.newcomers by 1."]
-    return [
-        *found,
-        "On the server, if a run has begun: stop it (server/flwr.sh list, server/flwr.sh stop RUN_ID) and continue it "
-        "with server/run.sh. Finished rounds are kept.",
-    ]
+        first = f"(done) server/federation.toml has {changed}. Copy it to the server if that is another machine."
+    restart = "stop it (server/flwr.sh list, server/flwr.sh stop RUN_ID) and continue it with server/run.sh"
+    return [first, f"On the server, if a run has begun: {restart}. Finished rounds are kept."]

@@ -1,176 +1,191 @@
 """`deploy check`: find what would stop a run before any program starts. Each check takes seconds at most.
 
 The folder is a whole deployment, as `deploy init` wrote it, or the folder of one machine. A whole deployment is checked
-for a rehearsal here (`deploy local`), one machine for its own part. What is on other machines is not checked.
+for a test here (`deploy local`), one machine for its own part. What is on other machines is not checked.
 """
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ..config import Config, load_config
 from ..errors import ConfigError, HeteroSSFLError
 from ..federation.participants.node_settings import NodeSettings, read_node
 from ..plugins import modules_beside
-from . import check_files, check_nodes
-from .findings import UNCHECKED, Finding, collect
+from ..runs.environment import Finding
+from . import check_machine, check_nodes
+from .check_machine import Part
+from .check_nodes import ImageSample, Shape
 from .layout import NODE_PORT, Deployment
 
+ELSEWHERE: Part = ("unchecked", "its folder is not here and was not checked")
 
-@dataclass
-class Place:
-    """The parts of a deployment that are in a folder."""
 
-    server: Path | None = None
-    nodes: dict[str, Path] = field(default_factory=dict)
-    deployment: Deployment | None = None
-    """None on the machine of one participant or of the server, which has only its own folder."""
-    port: int | None = None
-    """Another port for the server of a rehearsal."""
-
-    @classmethod
-    def find(cls, folder: Path, port: int | None = None) -> "Place":
-        if (folder / "deployment.toml").exists():
-            it = Deployment.load(folder)
-            nodes = {name: it.node(name) for name in it.nodes if it.node(name).is_dir()}
-            return cls(it.server if it.server.is_dir() else None, nodes, it, port)
-        if (folder / "federation.toml").exists():
-            return cls(server=folder)
-        if (folder / "node.toml").exists():
-            return cls(nodes={folder.resolve().name: folder})
+def check_folder(folder: Path, port: int | None = None) -> list[Finding]:
+    """Return what was found, the server's part first. `port` replaces that of the deployment in a test here."""
+    if (folder / "deployment.toml").exists():
+        it = Deployment.load(folder)
+        here = {name: it.node(name) for name in it.nodes if it.node(name).is_dir()}
+        check = _Check(it.server if it.server.is_dir() else None, here, it)
+    elif (folder / "federation.toml").exists():
+        check = _Check(folder, {}, None)
+    elif (folder / "node.toml").exists():
+        check = _Check(None, {folder.resolve().name: folder}, None)
+    else:
         raise ConfigError(
             f"'{folder}' is neither a deployment (it has no deployment.toml), nor the folder of a server "
             "(federation.toml) or of a node (node.toml). Check the path."
         )
+    check.run(port)
+    return check.findings
 
-    def secure(self, folder: Path) -> bool:
+
+def merge_warnings(findings: Iterable[Finding]) -> list[Finding]:
+    """Combine warnings that are the same on several machines into one, which names all of them."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for number, it in enumerate(findings):
+        shared = not it.ok and not it.required
+        groups.setdefault((it.what, it.text) if shared else (it.what, it.text, str(number)), []).append(it)
+    return [replace(same[0], who=", ".join(dict.fromkeys(it.who for it in same))) for same in groups.values()]
+
+
+class _Check:
+    """The parts of a deployment that are in a folder, and the findings about them.
+
+    `deployment` is None on the machine of one participant or of the server, which has only its own folder.
+    """
+
+    def __init__(self, server: Path | None, nodes: dict[str, Path], deployment: Deployment | None) -> None:
+        self.server, self.nodes, self.deployment = server, nodes, deployment
+        self.findings: list[Finding] = []
+        self.config: Config | None = None
+        self.shape: Shape | None = None  # of the RAD's images
+        self.settings: dict[str, NodeSettings] = {}
+        self.samples: dict[str, ImageSample] = {}
+
+    def run(self, port: int | None) -> None:
+        if self.server is not None:
+            self.check_server(self.server)
+            self.check_server_files(self.server, port)
+        elif self.deployment is not None:
+            self.add("server", "settings", [ELSEWHERE])
+        for name, path in self.nodes.items():
+            self.check_node(name, path)
+            self.check_node_files(name, path)
+        everyone = self.deployment.nodes if self.deployment else ()
+        for name in everyone:
+            if name not in self.nodes:
+                self.add(name, "settings", [ELSEWHERE])
+        if self.config is None:
+            return
+        if self.config.privacy.secure:
+            names = [node.name for node in self.settings.values()]
+            for name, node in self.settings.items():
+                self.add(name, "keys", check_nodes.check_peers(node, names))
+        if self.server is not None and not self.deployment:  # those whose keys can be registered
+            everyone = tuple(sorted(path.stem for path in self.server.glob("node-keys/*.pub")))
+        self.add("server", "names", check_nodes.check_names(self.config, everyone, self.settings))
+
+    def add(self, who: str, what: str, parts: Iterable[Part]) -> bool:
+        """Add the findings of one check. Return whether nothing stops a run."""
+        before = len(self.findings)
+        try:
+            for level, text in parts:
+                self.findings.append(Finding(what, level == "ok", text, level == "stops", who, level != "unchecked"))
+        except HeteroSSFLError as error:  # ends that check, and is a finding itself
+            self.findings.append(Finding(what, False, str(error), True, who))
+        except OSError as error:
+            text = f"'{error.filename}' cannot be read: {error.strerror}."
+            self.findings.append(Finding(what, False, text, True, who))
+        return not any(it.required and not it.ok for it in self.findings[before:])
+
+    def is_secure(self, folder: Path) -> bool:
         if self.deployment is not None:
             return self.deployment.secure
         return any((folder / name).exists() for name in ("proxy.conf", "forwarder.conf"))
 
-    def renewal(self, name: str | None = None) -> str:
-        folder = self.deployment.folder if self.deployment else "FOLDER"
-        where = "" if self.deployment else ", where ca/ is kept"
-        return f"Create a new one{where}: hetero-ssfl deploy renew {folder}{f' --node {name}' if name else ''}"
+    def renewal(self, option: str = "") -> str:
+        folder, where = (self.deployment.folder, "") if self.deployment else ("FOLDER", ", where ca/ is kept")
+        return f"Create a new one{where}: hetero-ssfl deploy renew {folder}{option}"
 
+    # --- the server ---
 
-def check_folder(folder: Path, port: int | None = None) -> list[Finding]:
-    """Return what was found, the server's part first."""
-    place = Place.find(folder, port)
-    found: list[Finding] = []
-    config, shape = None, None
-    if place.server is not None:
-        config, shape = _server(place, place.server, found)
-    elif place.deployment is not None:
-        found.append(Finding("server", "settings", "warning", f"its folder is not here and {UNCHECKED}"))
-    settings, trusted = {}, not any(it.what == "certificates" and it.level == "stops" for it in found)
-    for name, path in place.nodes.items():
-        node = _settings(name, path, found)
-        if node is not None:
-            settings[name] = node
-            found += _node(name, path, node, config, shape)
-        found += _files_of_node(place, name, path, trusted)
-    absent = [name for name in place.deployment.nodes if name not in place.nodes] if place.deployment else []
-    found += [Finding(name, "settings", "warning", f"its folder is not here and {UNCHECKED}") for name in absent]
-    if config is not None and config.privacy.secure:
-        for name, node in settings.items():
-            names = [other.name for other in settings.values()]
-            found += collect(name, "keys", check_nodes.check_peers(node, names))
-    if config is not None:
-        found += collect("server", "names", check_nodes.check_names(config, _node_names(place), settings))
-    return found
+    def check_server(self, server: Path) -> None:
+        if self.add("server", "settings", self._read_config(server)):
+            self.add("server", "RAD", self._check_rad(server))
 
-
-def _node_names(place: Place) -> list[str]:
-    """Return the nodes of the deployment; on the server's machine, those whose keys can be registered."""
-    if place.deployment is not None:
-        return list(place.deployment.nodes)
-    return sorted(path.stem for path in place.server.glob("node-keys/*.pub")) if place.server else []
-
-
-# --- the server ---
-
-
-def _server(place: Place, server: Path, found: list[Finding]) -> tuple[Config | None, check_nodes.Shape | None]:
-    """Check the server's folder. Return its config and the shape of the RAD, as far as they are usable."""
-    config, shape = None, None
-    try:
-        config = load_config(str(server / "federation.toml"))
-    except HeteroSSFLError as error:
-        found.append(Finding("server", "settings", "stops", f"federation.toml: {error}"))
-    if config is not None:
-        text = f"{config.method}, {config.rounds} rounds, {config.clients.count} nodes"
-        found.append(Finding("server", "settings", "ok", text))
-        found += collect("server", "settings", check_nodes.check_code(config))
-        pictures = None
+    def _read_config(self, server: Path) -> Iterator[Part]:
         try:
-            data, pictures = check_nodes.rad_pictures(config, server)
-            found += collect("server", "RAD", check_nodes.check_rad(config, data, pictures))
+            config = self.config = load_config(str(server / "federation.toml"))
         except HeteroSSFLError as error:
-            found.append(Finding("server", "RAD", "stops", str(error)))
-        shape = check_nodes.rad_shape(config, pictures)
-    found += _files_of_server(place, server)
-    return config, shape
+            yield "stops", f"federation.toml: {error}"
+            return
+        yield "ok", f"{config.method}, {config.rounds} rounds, {config.clients.count} nodes"
+        yield from check_nodes.check_code("method", config.method)
 
+    def _check_rad(self, server: Path) -> Iterator[Part]:
+        assert self.config is not None
+        data = check_nodes.rad_data(self.config, server)
+        channels, side = data.channels, data.side
+        self.shape = (channels, side) if channels and side else None
+        sample = ImageSample(data, server)
+        shape = check_nodes.image_shape(data, sample)
+        self.shape = shape if all(shape) else None
+        yield from check_nodes.check_rad(self.config, data, sample)
 
-def _files_of_server(place: Place, server: Path) -> Iterator[Finding]:
-    whole = place.deployment
-    if place.secure(server):
-        certificates = check_files.server_certificates(server, whole.host if whole else None, place.renewal())
-        yield from collect("server", "certificates", certificates)
-        yield from collect("server", "nginx", check_files.nginx_configuration(server / "proxy.conf", whole is None))
-    certificate = server / "server.crt" if place.secure(server) else None
-    if whole is not None:  # a rehearsal: all other ports are chosen when it starts
-        addresses = iter([(whole.loopback, place.port or whole.port)])
-    else:
-        addresses = check_files.listeners(server / "proxy.conf", server / "start-superlink.sh")
-    yield from collect("server", "ports", check_files.free_ports(addresses, certificate))
+    def check_server_files(self, server: Path, port: int | None) -> None:
+        it, certificate = self.deployment, None
+        self.server_trusted = True
+        if self.is_secure(server):
+            certificate = server / "server.crt"
+            parts = check_machine.server_certificates(server, it.host if it else None, self.renewal())
+            self.server_trusted = self.add("server", "certificates", parts)
+            self.add("server", "nginx", check_machine.nginx_configuration(server / "proxy.conf", it is None))
+        if it is not None:  # a test here: all other ports are chosen when it starts
+            addresses = [(it.loopback, port or it.port)]
+        else:
+            addresses = list(check_machine.listeners(server / "proxy.conf", server / "start-superlink.sh"))
+        self.add("server", "ports", check_machine.free_ports(addresses, certificate))
 
+    # --- a node ---
 
-# --- a node ---
+    def check_node(self, name: str, path: Path) -> None:
+        if not self.add(name, "settings", self._read_settings(name, path)) and name not in self.settings:
+            return
+        node = self.settings[name]
+        self.add(name, "images", self._check_images(name, path, node))
+        sample = self.samples.get(name)
+        with modules_beside(path):  # as start.sh does
+            usable = self.add(name, "encoder", check_nodes.check_encoder(node, self.shape, sample))
+            if usable and sample and self.config and self.shape:
+                self.add(name, "limits", check_nodes.check_limits(node, self.config, self.shape))
 
+    def _read_settings(self, name: str, path: Path) -> Iterator[Part]:
+        try:
+            self.settings[name] = read_node(path / "node.toml")
+        except HeteroSSFLError as error:
+            yield "stops", f"node.toml: {error}"
+            return
+        yield from check_nodes.check_settings(self.settings[name])
 
-def _settings(name: str, path: Path, found: list[Finding]) -> NodeSettings | None:
-    try:
-        return read_node(path / "node.toml")
-    except HeteroSSFLError as error:
-        found.append(Finding(name, "settings", "stops", f"node.toml: {error}"))
-        return None
+    def _check_images(self, name: str, path: Path, node: NodeSettings) -> Iterator[Part]:
+        self.samples[name] = ImageSample(node.data, path)
+        yield from check_nodes.check_images(node, self.samples[name], self.shape)
 
-
-def _node(
-    name: str, path: Path, node: NodeSettings, config: Config | None, shape: check_nodes.Shape | None
-) -> Iterator[Finding]:
-    yield from collect(name, "settings", check_nodes.check_settings(node))
-    pictures = None
-    try:
-        pictures = check_nodes.Pictures(node.data, path)
-        yield from collect(name, "images", check_nodes.check_images(node, pictures, shape))
-    except HeteroSSFLError as error:
-        yield Finding(name, "images", "stops", str(error))
-    size = check_nodes.encoder_shape(node, shape, pictures)
-    with modules_beside(path):  # as start.sh does
-        found = list(collect(name, "encoder", check_nodes.check_encoder(node, size)))
-        usable = pictures is not None and not any(it.level == "stops" for it in found)
-        if usable and config is not None and shape is not None:
-            found += collect(name, "limits", check_nodes.check_limits(node, config, shape))
-    yield from found
-
-
-def _files_of_node(place: Place, name: str, path: Path, server_trusted: bool) -> Iterator[Finding]:
-    if place.secure(path):
-        alone = place.deployment is None
-        renewal = place.renewal(name)
-        own = list(collect(name, "certificates", check_files.node_certificates(path, renewal)))
-        yield from own
-        if place.server is not None and server_trusted and not any(it.level == "stops" for it in own):
-            key = place.server / "node-keys" / f"{name}.pub"
-            parts = check_files.agreement(path, place.server, key, renewal)
-            yield from collect(name, "certificates", parts)
-        yield from collect(name, "nginx", check_files.nginx_configuration(path / "forwarder.conf", alone))
-    if place.deployment is None:
-        addresses = list(check_files.listeners(path / "forwarder.conf"))
-        if not any(check_files.shows(*forwarder, path / "local.crt") for forwarder in addresses):
-            addresses.append(("127.0.0.1", int(os.environ.get("NODE_PORT", NODE_PORT))))  # free unless the node runs
-        yield from collect(name, "ports", check_files.free_ports(iter(addresses), path / "local.crt"))
+    def check_node_files(self, name: str, path: Path) -> None:
+        alone = self.deployment is None
+        if self.is_secure(path):
+            renewal = self.renewal(f" --node {name}")
+            trusted = self.add(name, "certificates", check_machine.node_certificates(path, renewal))
+            if self.server is not None and self.server_trusted and trusted:
+                key = self.server / "node-keys" / f"{name}.pub"
+                self.add(name, "certificates", check_machine.agreement(path, self.server, key, renewal))
+            self.add(name, "nginx", check_machine.nginx_configuration(path / "forwarder.conf", alone))
+        if alone:
+            certificate = path / "local.crt"
+            addresses = list(check_machine.listeners(path / "forwarder.conf"))
+            if not any(check_machine.shows_certificate(*forwarder, certificate) for forwarder in addresses):
+                port = int(os.environ.get("NODE_PORT", NODE_PORT))  # free unless the node runs
+                addresses.append(("127.0.0.1", port))
+            self.add(name, "ports", check_machine.free_ports(addresses, certificate))

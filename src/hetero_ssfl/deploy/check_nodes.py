@@ -21,7 +21,7 @@ from ..federation.participants.node_rad import blank_rad
 from ..federation.participants.node_settings import NodeSettings
 from ..learning.work import work_of
 from ..plugins import TRUST_VARIABLE, is_trusted
-from .findings import UNCHECKED, Part
+from .check_machine import Part
 
 DECODE_SECONDS = 3.0  # for the images of one machine; a run decodes all of them
 ENOUGH = 2  # images that a node needs at least
@@ -31,20 +31,21 @@ Shape = tuple[int, int]
 """Channels and side of the images that encoders get."""
 
 
-class Pictures:
+class ImageSample:
     """The first images of a source as they are, and what is known of the others."""
 
     def __init__(self, data: DataConfig, beside: Path, seconds: float = DECODE_SECONDS) -> None:
         """Decode images of a source, or raise DataError for the first bad one. `beside` is the folder of the settings,
         where relative paths start."""
-        found = _located(data.source, beside) if data.source != "digits" else None
-        self.remote = isinstance(found, str)
         self.shapes: set[tuple[int, ...]] = set()
         self.total = self.decoded = self.skipped = 0
+        try:
+            self.remote = data.source != "digits" and isinstance(locate(data.source), str)
+        except DataError as error:
+            raise DataError(f"{error} A relative path starts in '{beside}'.") from None
         if self.remote:
             return
-        plain = data.model_copy(update={"side": None, "channels": None})
-        self.total, images = each_image(plain)
+        self.total, images = each_image(data.model_copy(update={"side": None, "channels": None}))
         deadline, rows = time.monotonic() + seconds, 0
         for image in images:
             self.shapes.add(tuple(image.pixels.shape))
@@ -55,12 +56,6 @@ class Pictures:
             rows = self.total
         self.skipped = rows - self.decoded
 
-    @property
-    def shape(self) -> Shape | None:
-        """The shape of the first images, if all have the same and are square."""
-        one = next(iter(self.shapes), (0, 0, 0))
-        return (one[0], one[2]) if len(self.shapes) == 1 and one[1] == one[2] else None
-
     def text(self) -> str:
         sides = sorted(min(shape[1:]) for shape in self.shapes)
         size = f"{sides[0]}" if sides[0] == sides[-1] else f"{sides[0]} to {sides[-1]}"
@@ -70,52 +65,46 @@ class Pictures:
         return f"{self.total:,} {kinds} images of {size} pixels ({tried} decoded{bad})"
 
 
-def _located(source: str, beside: Path) -> Path | str:
-    try:
-        return locate(source)
-    except DataError as error:
-        raise DataError(f"{error} A relative path starts in '{beside}'.") from None
+def image_shape(data: DataConfig, sample: ImageSample | None) -> Shape:
+    """Return the shape that these settings give to images, with 0 for what is not known.
+
+    Without settings it is that of the images themselves. Their side is known if all are squares of one size.
+    """
+    shapes = sample.shapes if sample else set()
+    channels, height, width = next(iter(shapes), (0, 0, 0))
+    return data.channels or channels, data.side or (width if len(shapes) == 1 and height == width else 0)
 
 
 # --- the server ---
 
 
-def rad_pictures(config: Config, server: Path) -> tuple[DataConfig, Pictures]:
-    """Open the RAD as the server does, which looks for a folder next to its config."""
+def rad_data(config: Config, server: Path) -> DataConfig:
+    """Return where the RAD is. The server first looks for a folder next to its config."""
     if config.rad.source is None:
         raise ConfigError("rad.source is not set. Set it to the shared unlabeled data set.")
     beside = server / config.rad.source
     source = str(beside) if beside.exists() else config.rad.source
-    data = config.data.model_copy(update={"source": source, "label_column": None})
-    return data, Pictures(data, server)
+    return config.data.model_copy(update={"source": source, "label_column": None})
 
 
-def check_rad(config: Config, data: DataConfig, pictures: Pictures) -> Iterator[Part]:
-    if pictures.remote:
+def check_rad(config: Config, data: DataConfig, sample: ImageSample) -> Iterator[Part]:
+    if sample.remote:
         yield "warning", f"'{data.source}' is not on this machine. It is downloaded when the run starts."
         return
-    count = pictures.total
+    count = sample.total
     if data.source == "digits":
         count = len(load_images(data, "train"))
     elif isinstance(source := locate(data.source), Path):
         count = open_rows(data, source, "train").count
     if config.rad.size > count and "size" in config.rad.model_fields_set:  # otherwise it is fitted
         yield "stops", f"rad.size = {config.rad.size} exceeds the {count} training images of '{data.source}'. Lower it."
-    if data.side is None and pictures.shape is None:
+    if image_shape(data, sample)[1] == 0:
         yield (
             "stops",
             f"the images of '{data.source}' are not squares of one size. Set data.side, for example {SIDE}, to crop "
             "and resize all images.",
         )
-    yield "ok", pictures.text()
-
-
-def rad_shape(config: Config, pictures: Pictures | None) -> Shape | None:
-    """Return the shape of the RAD's images, which all images of the nodes get; None if it is not known yet."""
-    first = next(iter(pictures.shapes), None) if pictures else None
-    own = pictures.shape if pictures else None
-    channels, side = config.data.channels or (first and first[0]), config.data.side or (own and own[1])
-    return (channels, side) if channels and side else None
+    yield "ok", sample.text()
 
 
 def check_names(config: Config, folders: Sequence[str], nodes: Mapping[str, NodeSettings]) -> Iterator[Part]:
@@ -141,10 +130,14 @@ def check_names(config: Config, folders: Sequence[str], nodes: Mapping[str, Node
         )
 
 
-def check_code(config: Config) -> Iterator[Part]:
-    """Name the code of the config that was not checked."""
-    if not is_trusted(config.method):
-        yield "warning", _untrusted("method", config.method)
+def check_code(what: str, spec: str) -> Iterator[Part]:
+    """Report code that was not checked, because importing it runs it."""
+    if not is_trusted(spec):
+        yield (
+            "unchecked",
+            f"{what} '{spec}' was not checked: it is code that you have not trained with on this machine. "
+            f"If you trust it, set {TRUST_VARIABLE}={spec.partition(':')[0]} in the environment.",
+        )
 
 
 # --- a node ---
@@ -161,8 +154,8 @@ def check_settings(node: NodeSettings) -> Iterator[Part]:
         yield "stops", f"home = '{node.home}' cannot be written by this account. Change it in node.toml."
 
 
-def check_images(node: NodeSettings, pictures: Pictures, shape: Shape | None) -> Iterator[Part]:
-    if pictures.remote:
+def check_images(node: NodeSettings, sample: ImageSample, shape: Shape | None) -> Iterator[Part]:
+    if sample.remote:
         yield "warning", f"'{node.data.source}' is not on this machine. It is downloaded when the run starts."
         return
     counts = count_images(node.data)
@@ -173,19 +166,19 @@ def check_images(node: NodeSettings, pictures: Pictures, shape: Shape | None) ->
             f"'{node.data.source}' has {counts.train} images, and {kept} are kept for validation: fewer than {ENOUGH} "
             "are left to train on. Add images, or lower data.validation.",
         )
-    yield "ok", pictures.text()
+    yield "ok", sample.text()
     if shape is not None:
-        yield from _conversions(node, pictures, shape)
+        yield from _conversions(node, sample, shape)
 
 
-def _conversions(node: NodeSettings, pictures: Pictures, shape: Shape) -> Iterator[Part]:
+def _conversions(node: NodeSettings, sample: ImageSample, shape: Shape) -> Iterator[Part]:
     """Name what becomes of images that do not have the shape of the RAD."""
     channels, side = shape
-    own = {found[0] for found in pictures.shapes}
+    own = {it[0] for it in sample.shapes}
     if own != {channels}:
-        found = " and ".join(KINDS[count] for count in sorted(own))
-        yield "warning", f"its images are {found}, those of the RAD are {KINDS[channels]}: its images are converted."
-    smallest = min(min(found[1:]) for found in pictures.shapes)
+        kinds = " and ".join(KINDS[count] for count in sorted(own))
+        yield "warning", f"its images are {kinds}, those of the RAD are {KINDS[channels]}: its images are converted."
+    smallest = min(min(it[1:]) for it in sample.shapes)
     if smallest < side:
         yield "ok", f"its smallest image has {smallest} pixels and is enlarged to {side}, as the config asks."
     for key, asked in (("channels", channels), ("side", side)):
@@ -194,13 +187,15 @@ def _conversions(node: NodeSettings, pictures: Pictures, shape: Shape) -> Iterat
             yield "warning", f"data.{key} = {value} in node.toml has no effect: the RAD has {key} = {asked}."
 
 
-def check_encoder(node: NodeSettings, shape: Shape) -> Iterator[Part]:
+def check_encoder(node: NodeSettings, shape: Shape | None, sample: ImageSample | None) -> Iterator[Part]:
+    """Build the encoder for images of the RAD or, where the config is on another machine, for the node's own."""
     spec = node.encoder.encoder
     if not is_trusted(spec):
-        yield "warning", _untrusted("encoder", spec)
+        yield from check_code("encoder", spec)
         return
-    work = work_of(spec, *shape)
-    channels, side = shape
+    own = image_shape(node.data, sample)
+    channels, side = shape or (own[0] or 3, own[1] or SIDE)
+    work = work_of(spec, channels, side)
     yield "ok", f"{spec}: {work.width} features of {channels}x{side}x{side} images, {work.parameters:,} parameters"
 
 
@@ -230,20 +225,3 @@ def check_peers(node: NodeSettings, names: Sequence[str]) -> Iterator[Part]:
             f"'{node.peers}' has no public key of {', '.join(missing)}, so this node refuses secure sums with them. "
             "Copy their node.pub there as NAME.pub.",
         )
-
-
-def encoder_shape(node: NodeSettings, shape: Shape | None, pictures: Pictures | None) -> Shape:
-    """Return the RAD's shape or, where the config is on another machine, that of the node's own images."""
-    if shape is not None:
-        return shape
-    first = next(iter(pictures.shapes), None) if pictures else None
-    own = pictures.shape if pictures else None
-    return node.data.channels or (first[0] if first else 3), node.data.side or (own[1] if own else SIDE)
-
-
-def _untrusted(what: str, spec: str) -> str:
-    module = spec.partition(":")[0]
-    return (
-        f"{what} '{spec}' {UNCHECKED}: it is code that you have not trained with on this machine. "
-        f"If you trust it, set {TRUST_VARIABLE}={module} in the environment."
-    )

@@ -5,16 +5,16 @@ deployment.toml      host, port and nodes, for the other `deploy` commands
 ca/                  ca.key and client-ca.key, which sign the certificates of server and nodes: keep it offline
 server/              for the server's machine: certificate, config, scripts, the proxy's configuration
 nodes/NAME/          for that participant's machine: its keys, its node settings, its forwarder, one script
-logs/, rehearsal/    written by `deploy local`
+local/               written by `deploy local`: scripts with other ports, logs, databases, the run folder
 """
 
-import ipaddress
 import re
 import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tomli_w
+from cryptography import x509
 
 from ..errors import ConfigError
 from . import pki
@@ -82,11 +82,6 @@ class Deployment:
         return SUPERLINK_PORT if self.port != SUPERLINK_PORT else SUPERLINK_PORT - 1
 
     @property
-    def superlink(self) -> str:
-        """The address of the SuperLink for programs on the server's machine."""
-        return address(self.loopback, self.superlink_port)
-
-    @property
     def loopback(self) -> str:
         """The loopback address of the server's machine."""
         return "::1" if ":" in self.host else "127.0.0.1"
@@ -94,7 +89,8 @@ class Deployment:
     @property
     def bind(self) -> str:
         """The address that the entrance listens on: all interfaces, except in a federation on one machine."""
-        if self.host == "localhost" or _is_loopback(self.host):
+        name = pki.general_name(self.host)
+        if self.host == "localhost" or (isinstance(name, x509.IPAddress) and name.value.is_loopback):
             return self.loopback
         return "::" if ":" in self.host else "0.0.0.0"
 
@@ -114,10 +110,3 @@ def node_names(count: int | None, listed: str | None) -> tuple[str, ...]:
 
 def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -30,6 +30,8 @@ CURVE = ec.SECP384R1()
 CA_DAYS = 3650
 CLOCK_SKEW = timedelta(hours=1)  # a new certificate must also be valid on a machine whose clock is behind
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # programs on the server's machine connect without its public name
+Extension = tuple[x509.ExtensionType, bool]
+"""An extension of a certificate, and whether it is critical."""
 LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
 
@@ -49,38 +51,24 @@ class Certified:
 
 def new_authority(days: int = CA_DAYS, name: str = "hetero-ssfl deployment CA") -> Certified:
     """Create a CA that can sign certificates but no other CAs."""
-    key, subject = ec.generate_private_key(CURVE), _name(name)
-    now = datetime.now(UTC)
-    builder = _certificate(subject, subject, key, now - CLOCK_SKEW, now + timedelta(days=days))
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
-    return Certified(builder.sign(key, hashes.SHA384()), key)
+    constraints, usage = x509.BasicConstraints(ca=True, path_length=0), _usage(key_cert_sign=True, crl_sign=True)
+    return _sign(name, days, ((constraints, True), (usage, True)))
 
 
-def server_certificate(
-    authority: Certified, host: str, days: int = 825, start: datetime | None = None, names: tuple[str, ...] = ALWAYS
-) -> Certified:
+def server_certificate(authority: Certified, host: str, days: int = 825, start: datetime | None = None) -> Certified:
     """Create a certificate for `host` and for the loopback names of the same machine."""
-    key, start = ec.generate_private_key(CURVE), start or datetime.now(UTC)
-    issuer = authority.certificate.subject
-    builder = _certificate(_name(host), issuer, key, start - CLOCK_SKEW, start + timedelta(days=days))
-    return _sign(_for_server(builder, (host, *names)), key, authority.key)
+    return _sign(host, days, (*MEMBER, *_server_names(host, *ALWAYS)), authority, start)
 
 
 def loopback_certificate(days: int = CA_DAYS) -> Certified:
     """Create a self-signed certificate for the loopback names, which only programs of the same machine trust."""
-    key, name, now = ec.generate_private_key(CURVE), _name("hetero-ssfl forwarder"), datetime.now(UTC)
-    builder = _certificate(name, name, key, now - CLOCK_SKEW, now + timedelta(days=days))
-    return _sign(_for_server(builder, ALWAYS), key, key)
+    return _sign("hetero-ssfl forwarder", days, (*MEMBER, *_server_names(*ALWAYS)))
 
 
 def client_certificate(authority: Certified, name: str, days: int = 825, start: datetime | None = None) -> Certified:
     """Create the certificate that a node shows to the proxy. It cannot be used by a server."""
-    key, start = ec.generate_private_key(CURVE), start or datetime.now(UTC)
-    issuer = authority.certificate.subject
-    builder = _certificate(_name(name), issuer, key, start - CLOCK_SKEW, start + timedelta(days=days))
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
-    return _sign(builder, key, authority.key)
+    client = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+    return _sign(name, days, (*MEMBER, (client, False)), authority, start)
 
 
 def revocation_list(authority: Certified, certificates: Iterable[x509.Certificate], previous: bytes = b"") -> bytes:
@@ -105,14 +93,10 @@ def revocation_list(authority: Certified, certificates: Iterable[x509.Certificat
 
 def load(certificate: bytes, key: bytes) -> Certified:
     """Read a certificate and its key from PEM. Raise ValueError if they are invalid or do not match."""
-    found, private = x509.load_pem_x509_certificate(certificate), load_pem_private_key(key, None)
-    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != found.public_key():
+    public, private = x509.load_pem_x509_certificate(certificate), load_pem_private_key(key, None)
+    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != public.public_key():
         raise ValueError("the key does not belong to the certificate")
-    return Certified(found, private)
-
-
-def valid_until(certificate: bytes) -> datetime:
-    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+    return Certified(public, private)
 
 
 def node_key() -> tuple[bytes, bytes]:
@@ -143,43 +127,9 @@ def is_dns_name(host: str) -> bool:
     return isinstance(general_name(host), x509.DNSName)
 
 
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # 64 is the standard's limit
-
-
-def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, start: datetime, end: datetime
-) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
-        .not_valid_after(end)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-
-
-def _for_server(builder: x509.CertificateBuilder, names: Iterable[str]) -> x509.CertificateBuilder:
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    alternatives = [general_name(name) for name in dict.fromkeys(names)]
-    return builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-
-
-def _sign(
-    builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, issuer: ec.EllipticCurvePrivateKey
-) -> Certified:
-    """Sign the certificate of a server or a client, which cannot sign others."""
-    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())
-    for extension, critical in (
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (_usage(digital_signature=True), True),
-        (identifier, False),
-    ):
-        builder = builder.add_extension(extension, critical)
-    return Certified(builder.sign(issuer, hashes.SHA384()), key)
+def _server_names(*names: str) -> tuple[Extension, ...]:
+    alternatives = x509.SubjectAlternativeName([general_name(name) for name in dict.fromkeys(names)])
+    return (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False), (alternatives, False)
 
 
 def _usage(**allowed: bool) -> x509.KeyUsage:
@@ -188,3 +138,36 @@ def _usage(**allowed: bool) -> x509.KeyUsage:
         *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
     )
     return x509.KeyUsage(**{name: allowed.get(name, False) for name in names})
+
+
+MEMBER: tuple[Extension, ...] = (  # of servers and clients, which cannot sign others
+    (x509.BasicConstraints(ca=False, path_length=None), True),
+    (_usage(digital_signature=True), True),
+)
+
+
+def _sign(
+    name: str,
+    days: int,
+    extensions: Iterable[Extension],
+    authority: Certified | None = None,
+    start: datetime | None = None,
+) -> Certified:
+    """Create a key and its certificate, signed by an authority or by itself."""
+    key, start = ec.generate_private_key(CURVE), start or datetime.now(UTC)
+    issuer = authority.key if authority else key
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # 64 is the standard's limit
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(authority.certificate.subject if authority else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start - CLOCK_SKEW)
+        .not_valid_after(start + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False)
+    )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    return Certified(builder.sign(issuer, hashes.SHA384()), key)

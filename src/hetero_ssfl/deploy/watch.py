@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..report.progress import RunView
-from ..runs.events import ClientTrained, Event, RoundDone, Started, Warned, from_lines
+from ..runs.events import ClientTrained, RoundDone, Started, Warned, from_lines
 from ..runs.folder import RunFolder
 
 
@@ -14,10 +14,9 @@ class RunWatch:
 
     def __init__(self, run_dir: Path, view: RunView) -> None:
         self.run_dir, self.view = run_dir, view
-        self.told = self._lines()
+        self.seen = self._lines()
         self.status: dict[str, Any] = {}
-        past = from_lines(self.told)
-        self.round = max((event.round for event in past if isinstance(event, RoundDone)), default=0)
+        self.round = max((event.round for event in from_lines(self.seen) if isinstance(event, RoundDone)), default=0)
 
     @property
     def finished(self) -> bool:
@@ -27,20 +26,14 @@ class RunWatch:
         self._show_status()
         lines = self._lines()
         # A server that continues drops the events of an unfinished round, so lines that we have seen may disappear.
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.told, lines, strict=False)))
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.seen, lines, strict=False)))
         for event in from_lines(lines[same:]):
-            self._show(event)
-        self.told = lines
-
-    def warn(self, text: str) -> None:
-        self.view(Warned(self.round, text))
-
-    def _show(self, event: Event) -> None:
-        if isinstance(event, RoundDone):
-            self.round = max(self.round, event.round)
-        if isinstance(event, ClientTrained) and event.excluded:
-            event = Warned(event.round, event.excluded)
-        self.view(event)
+            if isinstance(event, RoundDone):
+                self.round = max(self.round, event.round)
+            if isinstance(event, ClientTrained) and event.excluded:
+                event = Warned(event.round, event.excluded)
+            self.view(event)
+        self.seen = lines
 
     def _show_status(self) -> None:
         """Show what the server is doing: a bar and a note on a terminal, nothing in a log file."""
@@ -56,8 +49,9 @@ class RunWatch:
             self.view.bar.update(self.view.rounds, note=note)
 
     def _lines(self) -> list[str]:
-        try:
-            text = (self.run_dir / "events.jsonl").read_text()
-        except FileNotFoundError:
-            return []
+        text = _read(self.run_dir / "events.jsonl")
         return text[: text.rfind("\n") + 1].splitlines()  # the last line may be incomplete
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

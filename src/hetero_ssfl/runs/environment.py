@@ -71,10 +71,21 @@ def _commit() -> str | None:
 
 @dataclass(frozen=True)
 class Finding:
+    """What a check of this machine, a run folder or a deployment says about one part of it."""
+
     what: str
     ok: bool
     text: str
     required: bool = False
+    """Whether nothing works, or a run cannot start, while it is not ok."""
+    who: str = ""
+    """The machine that it is about, if not this one."""
+    checked: bool = True
+    """False for a part that could not be checked."""
+
+    @property
+    def level(self) -> str:
+        return "ok" if self.ok else "stops" if self.required else "warning"
 
 
 def diagnose() -> list[Finding]:

@@ -1,7 +1,13 @@
+# Flower's command `flwr` for this deployment: `./flwr.sh list`, `./flwr.sh supernode list`.
 # Flower needs the absolute path of the certificate, and this folder may have been moved.
 mkdir -p "$FLWR_HOME"
 cat > "$FLWR_HOME/config.toml.$$" <<END
-{connection}
+[superlink]
+default = "hetero-ssfl"
+
+[superlink.hetero-ssfl]
+address = "{superlink}"
+{trust}
 END
 mv "$FLWR_HOME/config.toml.$$" "$FLWR_HOME/config.toml"
 exec flwr "$@"

@@ -8,7 +8,9 @@ umask 077  # databases, logs and states are for this account only
 PATH="$PATH:{system_folders}"  # where nginx is
 FLWR_HOME="$here/flower-home"
 export PATH FLWR_HOME
-{environment}
+export FLWR_TELEMETRY_ENABLED=0
+export FLWR_DISABLE_UPDATE_CHECK=1
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1  # nodes run the code that they installed themselves
 cd "$here"
 
 need_nginx() {{

@@ -3,11 +3,10 @@
 import re
 import socket
 import ssl
-import subprocess
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -16,7 +15,10 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from ..errors import ConfigError
 from . import nginx, pki
-from .findings import Part
+
+Level = Literal["ok", "warning", "unchecked", "stops"]
+"""`stops`: a run cannot start, or this machine cannot take part in it. `unchecked`: a part was left out."""
+Part = tuple[Level, str]
 
 SOON = timedelta(days=30)
 ANSWER_SECONDS = 1.0  # for a program on this machine to show its certificate
@@ -104,14 +106,14 @@ def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate, pa
 
 def _revocations(path: Path, authority: x509.Certificate) -> Iterator[Part]:
     try:
-        found = x509.load_pem_x509_crl(path.read_bytes())
-        signed = found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
+        revoked = x509.load_pem_x509_crl(path.read_bytes())
+        signed = revoked.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
     except (ValueError, TypeError):
         raise ConfigError(f"'{path}' is not a revocation list. Copy ca/client.crl again.") from None
     if not signed:
         yield "stops", f"'{path}' was not signed by client-ca.crt, so all nodes are refused. Copy ca/client.crl again."
-    elif found.next_update_utc is not None and found.next_update_utc < datetime.now(UTC):
-        yield "stops", f"'{path}' expired on {found.next_update_utc:%Y-%m-%d}, so all nodes are refused."
+    elif revoked.next_update_utc is not None and revoked.next_update_utc < datetime.now(UTC):
+        yield "stops", f"'{path}' expired on {revoked.next_update_utc:%Y-%m-%d}, so all nodes are refused."
 
 
 def _registered_keys(folder: Path) -> Iterator[Part]:
@@ -150,19 +152,14 @@ def nginx_configuration(path: Path, alone: bool) -> Iterator[Part]:
         text = f"nginx is not installed ({nginx.INSTALL})"
         yield ("stops", f"{text}, so the scripts here cannot start.") if alone else ("warning", text)
         return
-    with tempfile.TemporaryDirectory() as scratch:  # nginx creates its folders and logs also for a test
-        command = [program, *nginx.command(scratch, str(path.resolve()))[1:], "-t", "-q"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    if done.returncode == 0:
+    error = nginx.configuration_error(program, path)
+    if error is None:
         yield "ok", f"nginx accepts {path.name}"
-        return
-    faults = [line.partition(": ")[2] for line in done.stderr.splitlines() if "[emerg]" in line]
-    reason = faults[0] if faults else done.stderr.strip()[-200:]
-    if "host not found" in reason and not alone:
-        reason = reason.partition(f" in {path.resolve()}")[0]  # the same for all nodes
+    elif "host not found" in error and not alone:  # nginx has no error codes
+        reason = error.partition(f" in {path.resolve()}")[0]  # the same for all nodes
         yield "warning", f"this machine does not know the name of the server; the node's machine must ({reason})"
     else:
-        yield "stops", f"nginx does not accept {path.name}: {reason}"
+        yield "stops", f"nginx does not accept {path.name}: {error}"
 
 
 # --- ports ---
@@ -179,12 +176,12 @@ def listeners(*paths: Path) -> Iterator[tuple[str, int]]:
             yield host, int(port)
 
 
-def free_ports(addresses: Iterator[tuple[str, int]], certificate: Path | None) -> Iterator[Part]:
+def free_ports(addresses: Iterable[tuple[str, int]], certificate: Path | None) -> Iterator[Part]:
     """Check that ports are free, or in use by a program of this deployment, which shows its own certificate."""
     for host, port in addresses:
         if is_free(host, port):
             yield "ok", f"port {port} is free"
-        elif certificate is not None and shows(host, port, certificate):
+        elif certificate is not None and shows_certificate(host, port, certificate):
             yield "ok", f"port {port} is in use by this deployment, which is running"
         else:
             yield "stops", f"port {port} is in use by another program. Stop it, or choose another port."
@@ -201,11 +198,11 @@ def is_free(host: str, port: int) -> bool:
         return True
 
 
-def shows(host: str, port: int, certificate: Path) -> bool:
+def shows_certificate(host: str, port: int, certificate: Path) -> bool:
     """Return whether the program at this address shows this certificate."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
-        found = ssl.get_server_certificate((host, port), timeout=ANSWER_SECONDS)
-        return x509.load_pem_x509_certificate(found.encode()) == _certificate(certificate)
+        shown = ssl.get_server_certificate((host, port), timeout=ANSWER_SECONDS)
+        return x509.load_pem_x509_certificate(shown.encode()) == _certificate(certificate)
     except (OSError, ValueError, ConfigError):
         return False

@@ -1,7 +1,13 @@
 """Create a deployment with real images and config, and run it to the end."""
 
+import json
+import os
 import shutil
+import signal
+import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -9,9 +15,10 @@ from helpers.federations import ENCODERS, write_federation
 from helpers.saved import lines, server_tensors
 from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy.layout import Deployment
-from hetero_ssfl.deploy.local import Rehearsal, free_port
+from hetero_ssfl.deploy.local import LocalDeployment, free_port
 from hetero_ssfl.deploy.watch import RunWatch
 from hetero_ssfl.deploy.write import initialise
+from hetero_ssfl.errors import RunError
 from hetero_ssfl.federation.start import start
 from hetero_ssfl.report.progress import RunView
 from hetero_ssfl.runs.folder import RunFolder
@@ -32,9 +39,37 @@ def deployed(root: Path, *overrides: str, encoders: tuple[str, ...] = ENCODERS, 
     return it
 
 
-def to_the_end(rehearsal: Rehearsal) -> RunFolder:
-    rehearsal.run(RunWatch(rehearsal.run_dir, RunView(Console(quiet=True), "test")))
-    return RunFolder.open(rehearsal.run_dir)
+def to_the_end(running: LocalDeployment, seconds: float = 0) -> RunFolder:
+    """Run to the end. For some seconds, continue a run whose server or SuperLink is killed, as an operator would."""
+    running.start_all()
+    watch = RunWatch(running.run_dir, RunView(Console(quiet=True), "test"))
+    deadline = time.monotonic() + seconds
+    while not watch.finished:
+        try:
+            running.run(watch)
+        except RunError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(5)
+    return RunFolder.open(running.run_dir)
+
+
+def flwr(running: LocalDeployment, *arguments: str) -> dict[str, Any]:
+    """Return the answer of Flower's command `flwr`."""
+    command = [str(running.deployment.server / "flwr.sh"), *arguments, "--format", "json"]
+    done = subprocess.run(command, env=running.environment(), capture_output=True, text=True, timeout=120)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def kill_program(running: LocalDeployment, name: str) -> None:
+    """Kill a program and its children, but not the script that starts it again."""
+    for line in subprocess.run(
+        ["ps", "-ww", "-A", "-o", "pid=,pgid=,args="], capture_output=True, text=True
+    ).stdout.splitlines():
+        pid, group, arguments = line.split(maxsplit=2)
+        if int(group) == running.processes[name].pid and not (".sh" in arguments or "nginx" in arguments):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def assert_same_as_in_process(there: RunFolder, here: Path, encoders: tuple[str, ...]) -> None:

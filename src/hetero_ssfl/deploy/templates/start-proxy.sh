@@ -1,0 +1,3 @@
+# Run the proxy, which all nodes connect to. It admits nodes only, and only to the routes they need.
+need_nginx
+keep_running nginx -e stderr -p "$here/" -c "$here/proxy.conf"

@@ -1,0 +1,3 @@
+# Run the SuperExec, which starts the server app of each run.
+keep_running flower-superexec --runtime-api-address "{superlink}" \
+    --superexec-auth-secret-file "$here/superexec.secret" {trust}
