@@ -107,7 +107,7 @@ def test_a_run_folder_of_another_version_is_refused(
     shutil.copytree(run.path, old)
     folder = RunFolder(old)
     folder.write_json("environment.json", {**folder.read_json("environment.json"), "format": 99})
-    expected = r"'.*/old' has run format 99, expected 2 to 4. Read it with the version of hetero-ssfl that wrote it."
+    expected = r"'.*/old' has run format 99, expected 4. Read it with the version of hetero-ssfl that wrote it."
     with pytest.raises(RunError, match=expected):
         federate(clients, digits.pixels[600:650], config="smoke", run_dir=old, progress=False)
     with pytest.raises(SystemExit) as left:

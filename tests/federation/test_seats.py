@@ -79,7 +79,7 @@ def another(rig: Rig, name: str) -> Path:
 
 def gathered(rig: Rig) -> Roster:
     """The roster of a server after all nodes have introduced themselves."""
-    roster = Server(rig.grid, rig.folder, rig.config, rig.listen, may_be_away=True).roster
+    roster = Server(rig.grid, rig.folder, rig.config, rig.listen).roster
     roster.gather(None)
     return roster
 

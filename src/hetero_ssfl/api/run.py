@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from ..config import Config, evaluation_config
 from ..data import Data
 from ..errors import ConfigError, RunError
-from ..federation.continuing import continue_with
 from ..federation.participants import Site, open_site
-from ..federation.start import open_run, run_here
+from ..federation.start import Prepared, change_settings, reopen
 from ..plugins import GIVEN, Given
 from ..report.page import write_report
 from ..report.progress import RunView
@@ -38,13 +37,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def train_here(folder: RunFolder, site: Site, progress: bool | Listener) -> None:
+def train_here(run: Prepared, progress: bool | Listener) -> None:
     """Run all remaining rounds on this machine and show them, or pass the events to a function."""
     if callable(progress):
-        run_here(folder, site, progress)
+        run.train(progress)
         return
-    with RunView(Console(stderr=True), folder.config.name, quiet=not progress, shorter="rounds=1") as view:
-        run_here(folder, site, view)
+    with RunView(Console(stderr=True), run.folder.config.name, quiet=not progress, shorter="rounds=1") as view:
+        run.train(view)
 
 
 class Run:
@@ -74,7 +73,7 @@ class Run:
     def clients(self) -> list[str]:
         """The clients' names in the order they were passed; for participants on other machines, sorted."""
         try:
-            return self._site.names(self.config)
+            return [client.name for client in self._site.clients(self.folder)]
         except (ConfigError, RunError):
             return sorted(self.folder.read_json("results.json")["clients"])
 
@@ -87,7 +86,7 @@ class Run:
 
     def _encoders(self, client: int | str | None = None) -> Encoders:
         """Return the encoder of one client, or of all clients whose encoder exists here; warn about the others."""
-        names = self._site.names(self.config)
+        names = [client.name for client in self._site.clients(self.folder)]
         wanted = [k for k, name in enumerate(names) if client is None or client in (k, name)]
         if not wanted:
             raise RunError(
@@ -187,10 +186,8 @@ class Run:
         """
         wanted = {**(settings or {}), **({} if rounds is None else {"rounds": rounds})}
         with self._given.at_hand():
-            self._site.node_configs(self.config)  # raises if some objects do not exist here, before anything changes
-            open_run(self.path, self.config, self._site)  # raises if the data have changed
-            continue_with(self.folder, wanted)
-            train_here(self.folder, self._site, progress)
+            change_settings(self.folder, wanted, self._site)
+            train_here(reopen(self.folder, self._site), progress)
         self.__dict__.pop("_mutual", None)
         return self
 

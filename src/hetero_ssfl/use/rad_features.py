@@ -14,7 +14,7 @@ def read_rad_features(folder: RunFolder, trained: bool) -> RadFeatures:
     site = open_site(folder)
     if trained:
         warn_of_changed_data(folder)
-    count = len(site.names(folder.config))
+    count = len(site.clients(folder))
     built = encoders_of(folder, site, trained, range(min(count, MOST_CLIENTS))).require()
     assert built.rad is not None
     shown = built.rad[shown_rows(len(built.rad))]

@@ -22,8 +22,9 @@ from ...methods.capabilities import Noise, SecureSums
 from ...plugins import remember
 from ...runs.folder import RunFolder
 from ..logs import log_to_stderr
-from ..participants import NodeSite, SimulatedSite, Site
-from ..participants.node import RadMissingError
+from ..participants import LocalSite, Request, Site
+from ..participants.node import RadMissingError, answer_request, check_message
+from ..participants.node_settings import NodeSettings, read_node
 from ..participants.participant import Participant
 from ..wire import (
     DIVERGED,
@@ -68,35 +69,39 @@ class ClientProcess:
     home: Path | None = None
     """The home of the node that this process last worked for, where its faults are recorded."""
     clients: ClientCache = field(default_factory=ClientCache)
-    _nodes: dict[Path, NodeSite] = field(default_factory=dict)
-    _simulated: dict[Path, SimulatedSite] = field(default_factory=dict)
+    _settings: dict[Path, NodeSettings] = field(default_factory=dict)
+    """Settings of nodes. They are read once per process: restart the process to change them."""
+    _split: LocalSite = field(default_factory=LocalSite)
 
     def is_local(self, node: Mapping[str, Any]) -> bool:
         """Return whether the participant is part of a run on this machine, not a node with its own owner."""
-        return not node.get("settings") and bool(self.site or self.run_dir or node.get("run-dir"))
+        return not node.get("settings") and bool(self.run_dir or node.get("run-dir"))
 
-    def open_site(self, node: Mapping[str, Any]) -> tuple[Site, int]:
-        """Return the site that a node config refers to, and the participant's number in it."""
-        if self.threads:
-            torch.set_num_threads(self.threads)
-        if self.site is not None:
-            return self.site, int(node["number"])
-        settings, run_dir = node.get("settings"), node.get("run-dir") or self.run_dir
-        if settings:
-            path = Path(str(settings))
-            opened = self._nodes.setdefault(path, NodeSite([path]))
-            torch.set_num_threads(opened.settings(0).threads)  # a process may serve several nodes
-            log_to_stderr(opened.settings(0).name)
-            self.home = opened.settings(0).home
-            return opened, 0
+    def settings(self, node: Mapping[str, Any]) -> NodeSettings | None:
+        """Return the node settings that a node config refers to; None for a participant of a run on this machine."""
+        if not node.get("settings"):
+            return None
+        path = Path(str(node["settings"]))
+        if path not in self._settings:
+            self._settings[path] = read_node(path)
+        settings = self._settings[path]
+        torch.set_num_threads(settings.threads)  # a process may serve several nodes
+        log_to_stderr(settings.name)
+        self.home = settings.home
+        return settings
+
+    def participant(self, node: Mapping[str, Any], request: Request) -> Participant:
+        """Return the participant of a run on this machine that a node config refers to."""
+        run_dir = node.get("run-dir") or self.run_dir
         if not run_dir or not {"number", "partition-id"} & node.keys():
             raise ProtocolError(
                 "this node has neither a settings file nor a run folder. "
                 "Start it with node-config 'settings=\"node.toml\"'."
             )
-        path = Path(str(run_dir))
-        site = self._simulated.setdefault(path, SimulatedSite(RunFolder(path)))
-        return site, int(node["number"] if "number" in node else node["partition-id"])
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        number = int(node["number"] if "number" in node else node["partition-id"])
+        return (self.site or self._split).participant(RunFolder(Path(str(run_dir))), number, request)
 
 
 # --- from a message to a participant ---
@@ -120,22 +125,24 @@ class Instruction:
     @property
     def starts_after(self) -> int | None:
         """The round of the state to start from, if the server knows it; 0 for an untrained client."""
-        found = self.fields.get("starts_after")
-        return found if type(found) is int and 0 <= found <= self.header.round else None
+        number = self.fields.get("starts_after")
+        return number if type(number) is int and 0 <= number <= self.header.round else None
 
 
 def receive(process: ClientProcess, message: Message, context: Context, hello: bool = False) -> Instruction:
-    """Open the site, check the message against the participant's limits, and return both parsed."""
-    site, number = process.open_site(context.node_config)
-    site.admit(number, message)  # before anything in it is parsed
+    """Check the message against the participant's limits, parse it, and open the participant."""
+    settings = process.settings(context.node_config)
+    if settings:
+        check_message(settings, message)  # before anything in it is parsed
     fields = fields_of(message.content)
     header = header_of(fields)
     try:
         config = _config(str(fields.get("config")))
     except ConfigError as error:
         raise ProtocolError(f"the server's config is not possible here: {error}") from None
-    shape = (whole(fields, "channels"), whole(fields, "side")) if hello else None
-    participant = site.participant(number, config, header, shape, rad_of(message.content))
+    shape = (read_int(fields, "channels"), read_int(fields, "side")) if hello else None
+    request = Request(config, header, shape, rad_of(message.content))
+    participant = answer_request(settings, request) if settings else process.participant(context.node_config, request)
     remember([participant.model.encoder])
     return Instruction(header, fields, arrays_of(message.content), participant)
 
@@ -164,7 +171,7 @@ def answering(process: ClientProcess) -> Callable[[Handler], Handler]:
     return decorate
 
 
-def whole(fields: Mapping[str, Scalar], key: str) -> int:
+def read_int(fields: Mapping[str, Scalar], key: str) -> int:
     value = fields.get(key)
     if type(value) is not int:
         raise ProtocolError(f"the message names {key} = {str(value)[:40]}, expected a whole number.")
@@ -211,9 +218,8 @@ def client_app(process: ClientProcess) -> ClientApp:
             budget = Budget(participant)
             budget.check()
             client = process.clients.get(participant, down.round - 1, asked.starts_after)
-            client.progress = partial(
-                process.report, client.name
-            )  # not a closure over the client, which would keep it alive
+            # Not a closure over the client, which would keep it alive.
+            client.progress = partial(process.report, client.name)
             method = method_for(participant.config)
             method.check_broadcast(client, down)
             try:

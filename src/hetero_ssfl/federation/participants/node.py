@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from flwr.app import Message
@@ -24,13 +23,13 @@ from ...learning.work import Work, work_of
 from ...methods import METHODS, method_class
 from ...runs.folder import RunFolder, SiteKind
 from ...runs.states import StateFolder
-from ..wire import FEDERATION, Header, check_size, fields_of
+from ..wire import FEDERATION, check_size, fields_of
 from .identity import Identity, open_identity
 from .limits import MOST_FRACTIONS, Held, check_costs, check_numbers, check_text
 from .node_rad import blank_rad, check_rad, find_rad, save_rad
 from .node_settings import NodeSettings, read_node
 from .participant import NOBODY, Participant
-from .site import NodeConfig, RadShape, Setup
+from .site import ClientInfo, NodeConfig, Request, Setup
 
 
 def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None:
@@ -116,10 +115,7 @@ class NodeSite:
     A server whose participants are all on other machines has none.
     """
 
-    kind: ClassVar[SiteKind] = "nodes"
-    may_be_away: ClassVar[bool] = True
-    only_this_process: ClassVar[bool] = False
-    runs_on_ray: ClassVar[bool] = False
+    kind: SiteKind = "nodes"
 
     def __init__(self, paths: Sequence[Path] = ()) -> None:
         self.paths = tuple(paths)
@@ -143,12 +139,9 @@ class NodeSite:
                 "rad.source is not set, but the server of a federation has no images of its own. "
                 "Set rad.source to the shared unlabeled data set."
             )
-        rad = load_rad_alone(config)
-        facts: dict[str, object] = {
-            "skipped_images": 0,
-            "nodes": [str(path.resolve()) for path in self.paths],
-        }
-        return Setup(rad, facts)
+        return Setup(
+            load_rad_alone(config), {"skipped_images": 0, "nodes": [str(path.resolve()) for path in self.paths]}
+        )
 
     def difference(self, folder: RunFolder) -> str | None:
         before = folder.read_json("facts.json").get("nodes", [])
@@ -156,59 +149,55 @@ class NodeSite:
 
     # --- who takes part ---
 
-    def names(self, config: Config) -> list[str]:
+    def clients(self, folder: RunFolder) -> list[ClientInfo]:
         self._must_be_here()
-        return [self.settings(k).name for k in range(len(self.paths))]
+        federation = str(folder.read_json("facts.json").get("federation"))
+        nodes = [self.settings(k) for k in range(len(self.paths))]
+        return [
+            ClientInfo(node.name, node.encoder.encoder, _federation_folder(node, federation) / "model")
+            for node in nodes
+        ]
 
-    def node_configs(self, config: Config) -> list[NodeConfig]:
+    def nodes(self, folder: RunFolder) -> list[NodeConfig]:
         self._must_be_here()
         return [{"name": str(path), "settings": str(path.resolve())} for path in self.paths]
 
     def _must_be_here(self) -> None:
         if not self.paths:
             raise RunError(
-                "the participants of this run and their models are on other machines. Look there. "
+                "the participants of this run and their models are on other machines. Run this command there. "
                 "(Or their settings files are here, but were not used here: then list them in HETERO_SSFL_TRUST.)"
             )
 
-    def admit(self, number: int, message: Message) -> None:
-        limits = self.settings(number).limits
-        check_size(message, limits.message_mb, "the server")
-        check_text(limits, str(fields_of(message.content).get("config")))
+    def participant(self, folder: RunFolder, number: int, request: Request) -> Participant:
+        return answer_request(self.settings(number), request)
 
-    def encoder(self, number: int, config: Config) -> str:
-        return self.settings(number).encoder.encoder
 
-    def participant(
-        self,
-        number: int,
-        config: Config,
-        header: Header,
-        rad_shape: RadShape = None,
-        rad_sent: Tensor | None = None,
-    ) -> Participant:
-        """Return the participant if the config is within its limits. Only then is a RAD that was sent saved."""
-        node = self.settings(number)
-        if header.round > config.rounds:
-            raise ProtocolError(f"the message names round {header.round} of a run of {config.rounds} rounds.")
-        if rad_sent is not None:
-            check_rad(node, header.rad, rad_sent)
-        rad = find_rad(node, header.rad) if rad_sent is None else rad_sent
-        if rad is None and rad_shape:
-            return replace(open_node(node, config, header.federation, blank_rad(node, *rad_shape)), has_rad=False)
-        if rad is None:
-            raise RadMissingError(f"{node.name} does not have the RAD of this run. Continue the run first.")
-        if len(rad) != config.rad.size:
-            raise ProtocolError(f"the RAD has {len(rad)} images, but the config names rad.size = {config.rad.size}.")
-        opened = open_node(node, config, header.federation, rad)
-        if rad_sent is not None:
-            save_rad(node, header.rad, rad_sent)
-        return opened
+def check_message(node: NodeSettings, message: Message) -> None:
+    """Raise ProtocolError for a message that this node refuses to parse."""
+    check_size(message, node.limits.message_mb, "the server")
+    check_text(node.limits, str(fields_of(message.content).get("config")))
 
-    def model_folders(self, folder: RunFolder) -> dict[str, Path]:
-        federation = str(folder.read_json("facts.json").get("federation"))
-        nodes = [self.settings(k) for k in range(len(self.paths))]
-        return {node.name: _federation_folder(node, federation) / "model" for node in nodes}
+
+def answer_request(node: NodeSettings, request: Request) -> Participant:
+    """Return the participant if the config is within its limits. Only then is a RAD that was sent saved."""
+    config, header, sent = request.config, request.header, request.rad_sent
+    if header.round > config.rounds:
+        raise ProtocolError(f"the message names round {header.round} of a run of {config.rounds} rounds.")
+    if sent is not None:
+        check_rad(node, header.rad, sent)
+    rad = find_rad(node, header.rad) if sent is None else sent
+    if rad is None and request.rad_shape:
+        blank = blank_rad(node, *request.rad_shape)
+        return replace(open_node(node, config, header.federation, blank), has_rad=False)
+    if rad is None:
+        raise RadMissingError(f"{node.name} does not have the RAD of this run. Continue the run first.")
+    if len(rad) != config.rad.size:
+        raise ProtocolError(f"the RAD has {len(rad)} images, but the config names rad.size = {config.rad.size}.")
+    opened = open_node(node, config, header.federation, rad)
+    if sent is not None:
+        save_rad(node, header.rad, sent)
+    return opened
 
 
 def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -> Participant:
