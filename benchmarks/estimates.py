@@ -9,7 +9,7 @@ import torch
 
 from hetero_ssfl.config import ClientsConfig, Config, ModelConfig, OptimConfig, RadConfig
 from hetero_ssfl.data import Counts
-from hetero_ssfl.federation.participants.limits import Held, training_seconds
+from hetero_ssfl.federation.participants.limits import Costs, NodeLoad
 from hetero_ssfl.learning.learner import build_learner
 from hetero_ssfl.learning.training import TrainingClient
 from hetero_ssfl.learning.work import work_of
@@ -46,8 +46,8 @@ def compare(encoder: str, channels: int, side: int, batch: int, images: int) -> 
         started = time.process_time()
         method.local_update(client, Broadcast(1))
         times.append(time.process_time() - started)
-    held = Held(work_of(encoder, channels, side), Counts(images, images, 10), channels, side)
-    return sum(training_seconds(config, held).values()), min(times[1:])
+    held = NodeLoad(work_of(encoder, channels, side), Counts(images, images, 10), channels, side)
+    return sum(Costs(config, held).training_seconds().values()), min(times[1:])
 
 
 if __name__ == "__main__":

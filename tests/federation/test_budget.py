@@ -1,6 +1,7 @@
 """A node estimates what an instruction costs before it starts, and refuses what exceeds its own limits."""
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,10 @@ from helpers.instructions import RAD, Owner, tiny
 from hetero_ssfl.data import Counts
 from hetero_ssfl.errors import ProtocolError
 from hetero_ssfl.federation.participants.limits import (
-    Held,
+    Costs,
     LimitsConfig,
+    NodeLoad,
     check_costs,
-    disk_bytes,
-    evaluation_seconds,
-    memory_bytes,
-    training_seconds,
 )
 from hetero_ssfl.federation.participants.node import open_node
 from hetero_ssfl.federation.participants.node_settings import read_node
@@ -131,7 +129,7 @@ def test_only_known_images_are_evaluated(owner: Owner, split: str) -> None:
         ("# " + "x" * 300_000, "the config from the server has 293 KB, the limit is 64 KB"),
         (f"name = '{'x' * 300_000}'", "the limit is 64 KB"),
         ("seed = " + "[\n" * 10_000, "nested too deeply"),
-        ("a." * 20_000 + "b = 1", "a line of 40,005 letters, expected at most 1000"),
+        ("a." * 20_000 + "b = 1", "a line of 40,005 characters, expected at most 1000"),
         ("a." * 400 + "b = 1", "unknown key 'a'"),
         (f"rounds = '{'x' * 900}'", "rounds = 'xxx"),
         (f"{'x' * 900} = 1", "unknown key 'xxx"),
@@ -216,7 +214,7 @@ def test_an_encoder_that_needs_real_numbers_is_tried_on_blank_images() -> None:
     assert work_of("helpers.instructions:ReadsValues", 1, 8).multiply_adds == 64 * 4
 
 
-HELD = Held(Work(1000, 4000, 64, 10**6, 10**5, 10**4, 10), Counts(250, 200, 10), 3, 32)
+HELD = NodeLoad(Work(1000, 4000, 64, 10**6, 10**5, 10**4, 10), Counts(250, 200, 10), 3, 32)
 
 
 def test_the_heads_are_counted_as_they_are_built() -> None:
@@ -227,28 +225,27 @@ def test_the_heads_are_counted_as_they_are_built() -> None:
     assert learner.projector[0].in_features == HELD.encoder.width
     heads: list[nn.Module] = [learner.projector, learner.predictor]
     saved = sum(t.numel() * t.element_size() for m in [*heads, learner.projector] for t in m.state_dict().values())
-    (estimated,) = (v for k, v in disk_bytes(config, HELD).items() if k.startswith("ssl.projector"))
+    (estimated,) = (v for k, v in Costs(config, HELD).disk_bytes().items() if k.startswith("ssl.projector"))
     assert 3 * saved <= estimated <= 1.2 * 3 * saved
 
 
 def test_costs_follow_the_settings_that_cause_them() -> None:
     base = tiny("optim.batch=100", "local_epochs=10")
-    total = {f: sum(f(base, HELD).values()) for f in (training_seconds, evaluation_seconds, memory_bytes, disk_bytes)}
 
-    def factor(what: object, *overrides: str) -> float:
+    def factor(what: Callable[[Costs], dict[str, float]], *overrides: str) -> float:
         config = tiny("optim.batch=100", "local_epochs=10", *overrides)
-        return sum(what(config, HELD).values()) / total[what]  # type: ignore[index,operator]
+        return sum(what(Costs(config, HELD)).values()) / sum(what(Costs(base, HELD)).values())
 
-    assert 9 < factor(training_seconds, "local_epochs=100") <= 10
-    assert factor(training_seconds, "optim.batch=2") > 2
-    assert factor(training_seconds, "views.count=8") > 2
-    assert factor(evaluation_seconds, "evaluation.epochs=1000") > 10
-    assert factor(memory_bytes, "ssl.projector=[8000, 8000]") > 30
-    assert factor(disk_bytes, "ssl.projector=[8000, 8000]") > 100
+    assert 9 < factor(Costs.training_seconds, "local_epochs=100") <= 10
+    assert factor(Costs.training_seconds, "optim.batch=2") > 2
+    assert factor(Costs.training_seconds, "views.count=8") > 2
+    assert factor(Costs.evaluation_seconds, "evaluation.epochs=1000") > 10
+    assert factor(Costs.memory_bytes, "ssl.projector=[8000, 8000]") > 30
+    assert factor(Costs.disk_bytes, "ssl.projector=[8000, 8000]") > 100
 
 
 def test_an_accelerator_counts_as_fifty_cores() -> None:
-    config, seconds = tiny(), sum(training_seconds(tiny(), HELD).values())
+    config, seconds = tiny(), sum(Costs(tiny(), HELD).training_seconds().values())
     limits = LimitsConfig(cpu_seconds=seconds / 2)
     with pytest.raises(ProtocolError, match="training in a round"):
         check_costs("clinic", limits, config, HELD)

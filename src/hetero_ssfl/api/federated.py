@@ -122,20 +122,11 @@ def federate(
         progress: whether to show progress; or a function that is called with each event
     """
     given, names = Given(), _names(clients)
-    _check_settings(settings or {})
-    base = load_config(config) if isinstance(config, str) else config or Config()
-    if config is None or config in preset_names():
-        base = base.model_copy(update={"data": DataConfig(validation=0)})
-    elif "validation" not in base.data.model_fields_set:
-        base = with_settings(base, {"data.validation": 0})
-    named: dict[str, Any] = {"method": method, "rounds": rounds, "seed": seed, "ssl.kind": loss}
-    named |= {"views.function": views, "alignment.kernel": kernel}
-    chosen = {k: given.spec(v) if callable(v) else v for k, v in named.items() if v is not None}
-    base = with_settings(base, {**(settings or {}), **chosen, "clients.count": len(names)})
-    models = []
-    for client, name in zip(clients, names, strict=True):
-        heads = {"projector": client.projector, "predictor": client.predictor}
-        models.append(validate({"encoder": _encoder_name(client.encoder, name, given), **heads}, ModelConfig))
+    chosen: dict[str, Any] = {"method": method, "rounds": rounds, "seed": seed, "ssl.kind": loss}
+    chosen |= {"views.function": views, "alignment.kernel": kernel}
+    specs = {key: given.spec(value) if callable(value) else value for key, value in chosen.items() if value is not None}
+    base = _base_config(config, {**_checked(settings or {}), **specs, "clients.count": len(names)})
+    models = [_model_of(client, name, given) for client, name in zip(clients, names, strict=True)]
     with given.at_hand():
         data = [ClientData(name, own.data, own.labels, own.test) for name, own in zip(names, clients, strict=True)]
         prepared, shared = read_clients(data, models, rad, base)
@@ -228,11 +219,28 @@ TAKEN_FROM = {
 """Settings that `federate` takes from its other arguments."""
 
 
-def _check_settings(settings: Mapping[str, Any]) -> None:
+def _base_config(config: str | Config | None, settings: Mapping[str, Any]) -> Config:
+    """Return the config to start from, without the data of a preset. Only a config that says so has validation data."""
+    base = load_config(config) if isinstance(config, str) else config or Config()
+    if config is None or config in preset_names():
+        base = base.model_copy(update={"data": DataConfig(validation=0)})
+    elif "validation" not in base.data.model_fields_set:
+        base = with_settings(base, {"data.validation": 0})
+    return with_settings(base, settings)
+
+
+def _checked(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings, unless one of them is an argument of `federate`."""
     for key in flat(settings):
         source = next((argument for own, argument in TAKEN_FROM.items() if f"{key}.".startswith(f"{own}.")), None)
         if source:
             raise ConfigError(f"settings has '{key}', which federate takes from {source} instead. Remove it.")
+    return settings
+
+
+def _model_of(client: Client, name: str, given: Given) -> ModelConfig:
+    heads = {"projector": client.projector, "predictor": client.predictor}
+    return validate({"encoder": _encoder_name(client.encoder, name, given), **heads}, ModelConfig)
 
 
 def _encoder_name(encoder: Any, who: str, given: Given) -> str:

@@ -76,7 +76,7 @@ def with_rad(content: RecordDict, rad: ArrayRecord) -> RecordDict:
 
 def with_lists(content: RecordDict, lists: Mapping[str, list[str] | list[bytes]]) -> RecordDict:
     """Add lists of texts or of bytes. Empty ones are left out, because their type would be lost."""
-    return RecordDict({**content, "lists": ConfigRecord({name: found for name, found in lists.items() if found})})
+    return RecordDict({**content, "lists": ConfigRecord({name: entries for name, entries in lists.items() if entries})})
 
 
 def pack_reply(
@@ -176,9 +176,9 @@ def header_of(fields: Mapping[str, Scalar]) -> Header:
     return Header(federation, number, rad)
 
 
-def check_header(found: Header, expected: Header, sender: str) -> None:
+def check_header(header: Header, expected: Header, sender: str) -> None:
     for what in ("federation", "round", "rad"):
-        a, b = getattr(found, what), getattr(expected, what)
+        a, b = getattr(header, what), getattr(expected, what)
         if a != b:
             raise ProtocolError(
                 f"{sender} replied for {what} {str(a)[:12]}, expected {str(b)[:12]}: it answers another message."

@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache, partial, wraps
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from torch import Tensor
@@ -40,7 +40,7 @@ from ..wire import (
     rad_of,
 )
 from ..wire_sums import pack_vector, session_of
-from .budget import Budget, keep_figures
+from .budget import Budget, keep_metrics
 from .faults import full_text, public_text
 from .memory import ClientCache
 from .scoring import evaluate, export_model
@@ -52,7 +52,6 @@ SPLITS = ("validation", "test")
 
 Report = Callable[[str, float, float], None]
 """Called with a client's name, the fraction of its round that is done, and its loss."""
-Handler = Callable[[Message, Context], Message]
 
 
 @dataclass
@@ -113,14 +112,20 @@ class Instruction:
 
     header: Header
     fields: Mapping[str, Scalar]
-    arrays: Mapping[str, Tensor]
+    content: RecordDict
+    context: Context
     participant: Participant
 
-    def summing(self, context: Context) -> Summing:
-        """Return the secure sum that the message belongs to."""
+    @cached_property
+    def arrays(self) -> Mapping[str, Tensor]:
+        return arrays_of(self.content)
+
+    @property
+    def summing(self) -> Summing:
+        """The secure sum that the message belongs to."""
         if not self.participant.config.privacy.secure:
             raise ProtocolError("the server asks for a secure sum, but its config has privacy.secure = false.")
-        return Summing(self.participant, session_of(self.header, self.fields), context)
+        return Summing(self.participant, session_of(self.header, self.fields), self.context)
 
     @property
     def starts_after(self) -> int | None:
@@ -129,7 +134,7 @@ class Instruction:
         return number if type(number) is int and 0 <= number <= self.header.round else None
 
 
-def receive(process: ClientProcess, message: Message, context: Context, hello: bool = False) -> Instruction:
+def receive(process: ClientProcess, message: Message, context: Context) -> Instruction:
     """Check the message against the participant's limits, parse it, and open the participant."""
     settings = process.settings(context.node_config)
     if settings:
@@ -140,35 +145,17 @@ def receive(process: ClientProcess, message: Message, context: Context, hello: b
         config = _config(str(fields.get("config")))
     except ConfigError as error:
         raise ProtocolError(f"the server's config is not possible here: {error}") from None
+    hello = message.metadata.message_type == "query"
     shape = (read_int(fields, "channels"), read_int(fields, "side")) if hello else None
     request = Request(config, header, shape, rad_of(message.content))
     participant = answer_request(settings, request) if settings else process.participant(context.node_config, request)
     remember([participant.model.encoder])
-    return Instruction(header, fields, arrays_of(message.content), participant)
+    return Instruction(header, fields, message.content, context, participant)
 
 
 @lru_cache(maxsize=8)
 def _config(config_toml: str) -> Config:
     return parse_config(config_toml, origin="the server's config")
-
-
-def answering(process: ClientProcess) -> Callable[[Handler], Handler]:
-    """Turn any exception of a handler into an error reply (faults.py): Flower would send its whole text."""
-
-    def decorate(handler: Handler) -> Handler:
-        @wraps(handler)
-        def answer(message: Message, context: Context) -> Message:
-            try:
-                return handler(message, context)
-            except RadMissingError:
-                return Message(pack(fields={"need": "rad"}), reply_to=message)
-            except Exception as error:
-                reason = full_text(error) if process.is_local(context.node_config) else public_text(error, process.home)
-                return Message(Error(_code(error), reason), reply_to=message)
-
-        return answer
-
-    return decorate
 
 
 def read_int(fields: Mapping[str, Scalar], key: str) -> int:
@@ -178,11 +165,6 @@ def read_int(fields: Mapping[str, Scalar], key: str) -> int:
     return value
 
 
-def _code(error: Exception) -> int:
-    own: dict[type[Exception], int] = {DivergedError: DIVERGED, LostStateError: LOST_STATE}
-    return own.get(type(error), ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
-
-
 # --- the messages that a participant answers ---
 
 
@@ -190,101 +172,98 @@ def client_app(process: ClientProcess) -> ClientApp:
     """Build the ClientApp of one process."""
     app = ClientApp()
 
-    @app.query()
-    @answering(process)
-    def hello(message: Message, context: Context) -> Message:
-        """Reply with the participant's name and model. Flower's node ids are random, names are stable."""
-        asked = receive(process, message, context, hello=True)
-        participant = asked.participant
-        facts: dict[str, Scalar] = {
-            "name": participant.name,
-            "encoder": participant.model.encoder,
-            "parameters": participant.parameters,
-            "examples": 0 if hides_figures(participant.config) else len(participant.images),
-            "has_rad": participant.has_rad,
-        }
-        return Message(pack_reply(asked.header, facts=facts), reply_to=message)
+    def answering(handle: Callable[[Instruction], RecordDict]) -> Callable[[Message, Context], Message]:
+        """Turn any exception of a handler into an error reply (faults.py): Flower would send its whole text."""
 
-    @app.train()
-    @answering(process)
-    def train(message: Message, context: Context) -> Message:
-        """Train one round: load the previous state, train, save the new state, reply."""
-        asked = receive(process, message, context)
-        participant, down = asked.participant, Broadcast(asked.header.round, asked.arrays)
-        summing = asked.summing(context) if participant.config.privacy.secure else None
-        if summing:
-            summing.check(message.content)
-        with participant.states.lock():
-            budget = Budget(participant)
-            budget.check()
-            client = process.clients.get(participant, down.round - 1, asked.starts_after)
-            # Not a closure over the client, which would keep it alive.
-            client.progress = partial(process.report, client.name)
-            method = method_for(participant.config)
-            method.check_broadcast(client, down)
+        def answer(message: Message, context: Context) -> Message:
             try:
-                update = method.local_update(client, down.to(client.device))
-            except BaseException:
-                process.clients.drop(participant)
-                raise
-            if down.round > 0:
-                participant.states.save(down.round, client.learner.state_dict())
-            budget.spend()
-        log.info("round %d done: %s", down.round, dict(update.metrics))
-        if hides_figures(participant.config):
-            keep_figures(participant, down.round, update.metrics)
-        if summing:
-            assert isinstance(method, SecureSums)
-            masked = summing.masked(message.content, method, update)
-            return Message(pack_vector(asdict(asked.header), masked), reply_to=message)
-        if participant.config.privacy.epsilon is not None:
-            assert isinstance(method, Noise)  # method_for has checked it
-            update = method.with_noise(update)
-        return Message(pack_update(asked.header, update), reply_to=message)
+                return Message(handle(receive(process, message, context)), reply_to=message)
+            except RadMissingError:
+                return Message(pack(fields={"need": "rad"}), reply_to=message)
+            except Exception as error:
+                reason = full_text(error) if process.is_local(context.node_config) else public_text(error, process.home)
+                code = CODES.get(type(error), ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+                return Message(Error(code, reason), reply_to=message)
 
-    @app.query("keys")
-    @answering(process)
-    def advertise_keys(message: Message, context: Context) -> Message:
-        asked = receive(process, message, context)
-        return Message(asked.summing(context).keys(pack_reply(asked.header)), reply_to=message)
+        return answer
 
-    @app.query("shares")
-    @answering(process)
-    def share_secrets(message: Message, context: Context) -> Message:
-        asked = receive(process, message, context)
-        reply = asked.summing(context).shares(message.content, pack_reply(asked.header))
-        return Message(reply, reply_to=message)
-
-    @app.query("unmask")
-    @answering(process)
-    def reveal_shares(message: Message, context: Context) -> Message:
-        asked = receive(process, message, context)
-        reply = asked.summing(context).unmask(message.content, pack_reply(asked.header))
-        return Message(reply, reply_to=message)
-
-    @app.evaluate()
-    @answering(process)
-    def score(message: Message, context: Context) -> Message:
-        """Probe the encoder after a round. On the last evaluation, also export it as a model."""
-        asked = receive(process, message, context)
-        participant, number, split = asked.participant, asked.header.round, str(asked.fields.get("split"))
-        if split not in SPLITS:
-            raise ProtocolError(f"the message names the images '{split[:40]}', expected {' or '.join(SPLITS)}.")
-        if asked.arrays:
-            metrics = evaluate(participant, with_global_model(participant, asked.arrays), split)
-        elif number == 0:
-            metrics = evaluate(participant, participant.untrained(), split)
-        else:
-            client = process.clients.get(participant, number, asked.starts_after)
-            metrics = evaluate(participant, client.learner, split)
-            if asked.fields.get("export"):
-                export_model(participant, client)
-        return Message(pack_reply(asked.header, metrics=metrics), reply_to=message)
-
+    app.query()(answering(introduce))
+    app.train()(answering(partial(train, process)))
+    app.evaluate()(answering(partial(score, process)))
+    app.query("keys")(answering(lambda asked: asked.summing.keys(pack_reply(asked.header))))
+    app.query("shares")(answering(lambda asked: asked.summing.shares(asked.content, pack_reply(asked.header))))
+    app.query("unmask")(answering(lambda asked: asked.summing.unmask(asked.content, pack_reply(asked.header))))
     return app
 
 
-def hides_figures(config: Config) -> bool:
+CODES: dict[type[Exception], int] = {DivergedError: DIVERGED, LostStateError: LOST_STATE}
+
+
+def introduce(asked: Instruction) -> RecordDict:
+    """Reply with the participant's name and model. Flower's node ids are random, names are stable."""
+    participant = asked.participant
+    facts: dict[str, Scalar] = {
+        "name": participant.name,
+        "encoder": participant.model.encoder,
+        "parameters": participant.parameters,
+        "examples": 0 if hides_metrics(participant.config) else len(participant.images),
+        "has_rad": participant.has_rad,
+    }
+    return pack_reply(asked.header, facts=facts)
+
+
+def train(process: ClientProcess, asked: Instruction) -> RecordDict:
+    """Train one round: load the previous state, train, save the new state, reply."""
+    participant, down = asked.participant, Broadcast(asked.header.round, asked.arrays)
+    summing = asked.summing if participant.config.privacy.secure else None
+    if summing:
+        summing.check(asked.content)
+    with participant.states.lock():
+        budget = Budget(participant)
+        budget.check()
+        client = process.clients.get(participant, down.round - 1, asked.starts_after)
+        # Not a closure over the client, which would keep it alive.
+        client.progress = partial(process.report, client.name)
+        method = method_for(participant.config)
+        method.check_broadcast(client, down)
+        try:
+            update = method.local_update(client, down.to(client.device))
+        except BaseException:
+            process.clients.drop(participant)
+            raise
+        if down.round > 0:
+            participant.states.save(down.round, client.learner.state_dict())
+        budget.spend()
+    log.info("round %d done: %s", down.round, dict(update.metrics))
+    if hides_metrics(participant.config):
+        keep_metrics(participant, down.round, update.metrics)
+    if summing:
+        assert isinstance(method, SecureSums)
+        return pack_vector(asdict(asked.header), summing.masked(asked.content, method, update))
+    if participant.config.privacy.epsilon is not None:
+        assert isinstance(method, Noise)  # method_for has checked it
+        update = method.with_noise(update)
+    return pack_update(asked.header, update)
+
+
+def score(process: ClientProcess, asked: Instruction) -> RecordDict:
+    """Probe the encoder after a round. On the last evaluation, also export it as a model."""
+    participant, number, split = asked.participant, asked.header.round, str(asked.fields.get("split"))
+    if split not in SPLITS:
+        raise ProtocolError(f"the message names the images '{split[:40]}', expected {' or '.join(SPLITS)}.")
+    if asked.arrays:
+        metrics = evaluate(participant, with_global_model(participant, asked.arrays), split)
+    elif number == 0:
+        metrics = evaluate(participant, participant.untrained(), split)
+    else:
+        client = process.clients.get(participant, number, asked.starts_after)
+        metrics = evaluate(participant, client.learner, split)
+        if asked.fields.get("export"):
+            export_model(participant, client)
+    return pack_reply(asked.header, metrics=metrics)
+
+
+def hides_metrics(config: Config) -> bool:
     """Tell whether a client keeps its losses and its number of images to itself."""
     return config.privacy.secure or config.privacy.epsilon is not None
 

@@ -34,7 +34,7 @@ from ..wire import texts_of
 from ..wire_sums import named_of, roster_of, with_named, with_roster
 
 KEPT = "secure-sum"
-MOST_SEEN = 10_000  # fingerprints of keys
+MAX_SEEN = 10_000  # fingerprints of keys
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Memory:
         """For each round, a hash of the participants whose sum was revealed."""
 
     def see(self, fingerprints: list[str]) -> None:
-        self.seen = [*self.seen, *fingerprints][-MOST_SEEN:]
+        self.seen = [*self.seen, *fingerprints][-MAX_SEEN:]
         self._save()
 
     def reveal(self, name: str, round_number: int, survivors: list[str]) -> None:
@@ -127,8 +127,8 @@ class Memory:
         After a crash the server repeats a round, with the same vectors. From two sums over different participants it
         could compute the vectors of those that are only in one.
         """
-        found = sha256("\0".join(sorted(survivors)).encode()).hexdigest()[:32]
-        if self.revealed.setdefault(str(round_number), found) != found:
+        participants = sha256("\0".join(sorted(survivors)).encode()).hexdigest()[:32]
+        if self.revealed.setdefault(str(round_number), participants) != participants:
             raise ProtocolError(
                 f"{name} has revealed the sum of round {round_number} for other participants. The difference of both "
                 "sums would show single contributions: go on with the next round."

@@ -23,9 +23,9 @@ SECONDS_PER_OPERATION, SECONDS_PER_STEP = 1e-5, 6e-3  # however small the batch 
 ACCELERATOR = 50.0  # times as fast as one core
 COPIES = 7  # of each parameter: weights, target, gradient, two of the optimiser, two while the state is saved
 KEPT_STATES = 3  # two, and the one that is being written
-LARGEST_NUMBER = 2**53
-LONGEST_LINE = 1000  # of a config: the time to parse a dotted key grows with the square of its length
-MOST_FRACTIONS = 20  # of evaluation.label_shares; each adds up to four figures to a reply
+MAX_NUMBER = 2**53
+MAX_LINE = 1000  # of a config: the time to parse a dotted key grows with the square of its length
+MAX_FRACTIONS = 20  # of evaluation.label_shares; each adds up to four figures to a reply
 
 
 class LimitsConfig(Section):
@@ -65,7 +65,7 @@ class LimitsConfig(Section):
 
 
 @dataclass(frozen=True)
-class Held:
+class NodeLoad:
     """What a node brings to a run: its encoder for images of the RAD's shape, its images, and files of other runs."""
 
     encoder: Work
@@ -89,9 +89,9 @@ def check_text(limits: LimitsConfig, config_toml: str) -> None:
             "Shorten it, or raise limits.config_kb in the node settings."
         )
     longest = max(map(len, config_toml.splitlines()), default=0)
-    if longest > LONGEST_LINE:
+    if longest > MAX_LINE:
         raise ProtocolError(
-            f"the config from the server has a line of {longest:,} letters, expected at most {LONGEST_LINE}."
+            f"the config from the server has a line of {longest:,} characters, expected at most {MAX_LINE}."
         )
 
 
@@ -99,9 +99,9 @@ def check_numbers(who: str, config: Config) -> None:
     """Refuse numbers that no computation needs and that overflow in some."""
     for key, value in flat(config.model_dump(mode="json")).items():
         for number in _numbers(value):
-            if abs(number) > LARGEST_NUMBER and isinstance(number, int):
+            if abs(number) > MAX_NUMBER and isinstance(number, int):
                 raise ProtocolError(
-                    f"{who} was asked for {key} = {str(number)[:12]}..., expected at most {LARGEST_NUMBER}."
+                    f"{who} was asked for {key} = {str(number)[:12]}..., expected at most {MAX_NUMBER}."
                 )
 
 
@@ -116,15 +116,15 @@ def _numbers(value: Any) -> Iterator[int | float]:
             yield from _numbers(part)
 
 
-def check_costs(who: str, limits: LimitsConfig, config: Config, held: Held) -> None:
+def check_costs(who: str, limits: LimitsConfig, config: Config, load: NodeLoad) -> None:
     """Raise ProtocolError if following this config would cost the node more than its limits allow."""
-    speed = ACCELERATOR if held.accelerated else 1.0
+    costs, speed = Costs(config, load), ACCELERATOR if load.accelerated else 1.0
     mb = 2.0**20
     for what, unit, parts, scale, limit, key in (
-        ("training in a round", "s", training_seconds(config, held), speed, limits.cpu_seconds, "cpu_seconds"),
-        ("an evaluation", "s", evaluation_seconds(config, held), speed, limits.cpu_seconds, "cpu_seconds"),
-        ("memory", "MB", memory_bytes(config, held), mb, limits.memory_mb, "memory_mb"),
-        ("disk space", "MB", disk_bytes(config, held), mb, limits.disk_mb, "disk_mb"),
+        ("training in a round", "s", costs.training_seconds(), speed, limits.cpu_seconds, "cpu_seconds"),
+        ("an evaluation", "s", costs.evaluation_seconds(), speed, limits.cpu_seconds, "cpu_seconds"),
+        ("memory", "MB", costs.memory_bytes(), mb, limits.memory_mb, "memory_mb"),
+        ("disk space", "MB", costs.disk_bytes(), mb, limits.disk_mb, "disk_mb"),
     ):
         total = sum(parts.values()) / scale
         if total > limit:
@@ -135,145 +135,119 @@ def check_costs(who: str, limits: LimitsConfig, config: Config, held: Held) -> N
             )
 
 
-# --- the parts ---
+class Costs:
+    """The estimated costs of a config for one node: parts by the settings that cause them."""
 
-
-def training_seconds(config: Config, held: Held) -> dict[str, float]:
-    optim, views, ssl = config.optim, config.views.count, config.ssl
-    images = held.images.train + (config.rad.size if config.rad.in_ssl else 0)
-    batch = max(1, min(optim.batch, images))
-    steps = images // batch * config.local_epochs
-    passes = views * (3 + ssl.has_target)  # a backward pass costs two forward passes; the target has none
-    step = SECONDS_PER_STEP + passes * _pass(config, held, batch)
-    step += 3 * comb(views, 2) * batch * _outputs(config) * max(_outputs(config), batch) / MULTIPLY_ADDS  # the loss
-    parts = {f"local_epochs = {config.local_epochs} with optim.batch = {optim.batch}": steps * step}
-    parts[f"rad.size = {config.rad.size}"] = _pass(config, held, config.rad.size) + _factor_seconds(config, held)
-    if _aligns(config):
+    def __init__(self, config: Config, load: NodeLoad) -> None:
         rad = config.alignment
-        steps = -(-steps // rad.every) if rad.when == "step" else config.local_epochs
-        rows, columns, width = _rows(config), _columns(config), _width(config, held)
-        kernels = 3 * rows * min(rows * (width + columns), width**2 + columns**2 + width * columns)
-        if rad.kernel != "linear" or rad.distance == "relational-kl":
-            kernels = 3 * rows**2 * (width + columns)
-        step = SECONDS_PER_STEP + 3 * _pass(config, held, _rad_batch(config)) + kernels / MULTIPLY_ADDS
-        step += 1e-6 * rad.memory  # a loop over remembered rows
-        parts[f"alignment.rad_batch = {rad.rad_batch} and memory = {rad.memory}"] = steps * step
-    return parts
+        self.config, self.load = config, load
+        self.aligns = issubclass(method_class(config.method), HeteroSSFL)
+        self.hidden, self.outputs = config.ssl.projector
+        self.width = load.encoder.width if rad.layer == "encoder" else self.outputs
+        self.rad_batch = min(rad.rad_batch or config.rad.size, config.rad.size)
+        self.rows = min(self.rad_batch + rad.memory, config.rad.size)  # of a comparison with the consensus
+        self.columns = min(rad.rank, 2**28 // config.rad.size + 1)  # of a consensus that fits into a message of 1 GB
+        self.linear = rad.kernel == "linear" and rad.distance != "relational-kl"
+        self.heads = f"ssl.projector = {list(config.ssl.projector)} and predictor = {config.ssl.predictor}"
+        # Parameters of the heads, and the bytes of their saved state.
+        copies, encoder_width = 2 if config.ssl.kind == "byol" else 1, load.encoder.width
+        projector, predictor = (
+            inputs * inner + inner * self.outputs + 6 * inner + self.outputs
+            for inputs, inner in ((encoder_width, self.hidden), (self.outputs, config.ssl.predictor))
+        )
+        self.head_parameters, self.head_bytes = projector + predictor, 4 * (copies * projector + predictor)
 
+    def training_seconds(self) -> dict[str, float]:
+        config, load = self.config, self.load
+        optim, views, ssl = config.optim, config.views.count, config.ssl
+        images = load.images.train + (config.rad.size if config.rad.in_ssl else 0)
+        batch = max(1, min(optim.batch, images))
+        steps = images // batch * config.local_epochs
+        passes = views * (3 + ssl.has_target)  # a backward pass costs two forward passes; the target has none
+        step = SECONDS_PER_STEP + passes * self._pass(batch)
+        step += 3 * comb(views, 2) * batch * self.outputs * max(self.outputs, batch) / MULTIPLY_ADDS  # the loss
+        parts = {f"local_epochs = {config.local_epochs} with optim.batch = {optim.batch}": steps * step}
+        parts[f"rad.size = {config.rad.size}"] = self._pass(config.rad.size) + self._factor_seconds()
+        if self.aligns:
+            rad = config.alignment
+            steps = -(-steps // rad.every) if rad.when == "step" else config.local_epochs
+            rows, columns, width = self.rows, self.columns, self.width
+            by_rows, by_columns = rows * (width + columns), width**2 + columns**2 + width * columns
+            kernels = 3 * rows * (min(by_rows, by_columns) if self.linear else by_rows)
+            step = SECONDS_PER_STEP + 3 * self._pass(self.rad_batch) + kernels / MULTIPLY_ADDS
+            step += 1e-6 * rad.memory  # a loop over remembered rows
+            parts[f"alignment.rad_batch = {rad.rad_batch} and memory = {rad.memory}"] = steps * step
+        return parts
 
-def evaluation_seconds(config: Config, held: Held) -> dict[str, float]:
-    ask, (images, train, classes), width = config.evaluation, held.images, held.encoder.width
-    fractions = len(ask.label_shares)
-    steps = ask.epochs * -(-train // ask.batch)
-    multiply_adds = width * ask.hidden + ask.hidden * classes if ask.hidden else width * classes
-    fit = steps * (1e-3 if ask.hidden else 2e-4) + 3 * ask.epochs * train * multiply_adds / MULTIPLY_ADDS
-    tuning = ask.finetune_epochs * sum(
-        3 * _pass(config, held, max(classes, share * train)) + max(classes, share * train) / 64 * SECONDS_PER_STEP
-        for share in ask.label_shares
-    )
-    return {
-        "this node's images": _pass(config, held, images) + images * train * width / MULTIPLY_ADDS,
-        f"evaluation.epochs = {ask.epochs} with batch = {ask.batch} and hidden = {ask.hidden}": (2 + fractions) * fit,
-        f"{fractions} evaluation.label_shares with finetune_epochs = {ask.finetune_epochs}": tuning,
-    }
+    def evaluation_seconds(self) -> dict[str, float]:
+        ask, (images, train, classes), width = self.config.evaluation, self.load.images, self.load.encoder.width
+        fractions = len(ask.label_shares)
+        steps = ask.epochs * -(-train // ask.batch)
+        multiply_adds = width * ask.hidden + ask.hidden * classes if ask.hidden else width * classes
+        fit = steps * (1e-3 if ask.hidden else 2e-4) + 3 * ask.epochs * train * multiply_adds / MULTIPLY_ADDS
+        tuning = ask.finetune_epochs * sum(
+            3 * self._pass(max(classes, share * train)) + max(classes, share * train) / 64 * SECONDS_PER_STEP
+            for share in ask.label_shares
+        )
+        return {
+            "this node's images": self._pass(images) + images * train * width / MULTIPLY_ADDS,
+            f"evaluation.epochs = {ask.epochs} with batch = {ask.batch} and hidden = {ask.hidden}": (2 + fractions)
+            * fit,
+            f"{fractions} evaluation.label_shares with finetune_epochs = {ask.finetune_epochs}": tuning,
+        }
 
+    def memory_bytes(self) -> dict[str, float]:
+        config, load = self.config, self.load
+        ask, rad, (images, train, classes) = config.evaluation, config.alignment, load.images
+        batch, views = min(config.optim.batch, train + config.rad.size), config.views.count
+        live = load.encoder.activation_bytes + 4 * sum(config.ssl.projector) * 3 + 24 * load.image_bytes
+        loss = comb(views, 2) * max(self.outputs, batch) ** 2 * 4 if config.ssl.kind not in ("byol", "simsiam") else 0
+        kernels = 0 if self.linear else 6 * 4 * self.rows**2
+        kept = rad.memory * self.width * 4
+        return {
+            "this node's encoder": 4 * COPIES * load.encoder.parameters,
+            self.heads: 4 * COPIES * self.head_parameters + loss,
+            f"optim.batch = {config.optim.batch} with views.count = {views}": batch * views * live,
+            f"alignment.rad_batch = {rad.rad_batch} and memory = {rad.memory}": (
+                self.rad_batch * live + kernels + kept if self.aligns else 0
+            ),
+            f"rad.size = {config.rad.size} and alignment.rank = {rad.rank}": (
+                config.rad.size * (load.image_bytes + 32 * self.width + 24 * self.columns) + 32 * self.width**2
+            ),
+            f"images of side {load.side}": (images + train) * load.image_bytes + 512 * 3 * load.encoder.largest_bytes,
+            f"evaluation.hidden = {ask.hidden} and batch = {ask.batch}": (
+                16 * ask.hidden * (load.encoder.width + classes + min(ask.batch, train))
+                + ask.batch * (8 + 4 * load.encoder.width)
+                + 12 * images * load.encoder.width
+            ),
+        }
 
-def memory_bytes(config: Config, held: Held) -> dict[str, float]:
-    ask, rad, (images, train, classes) = config.evaluation, config.alignment, held.images
-    batch, views = min(config.optim.batch, train + config.rad.size), config.views.count
-    heads, _ = _heads(config, held)
-    live = held.encoder.activation_bytes + 4 * sum(config.ssl.projector) * 3 + 24 * held.image_bytes
-    loss = comb(views, 2) * max(_outputs(config), batch) ** 2 * 4 if config.ssl.kind not in ("byol", "simsiam") else 0
-    rows, columns, width = _rows(config), _columns(config), _width(config, held)
-    kernels = 6 * 4 * rows**2 if rad.kernel != "linear" or rad.distance == "relational-kl" else 0
-    kept = rad.memory * width * 4
-    return {
-        "this node's encoder": 4 * COPIES * held.encoder.parameters,
-        f"ssl.projector = {list(config.ssl.projector)} and predictor = {config.ssl.predictor}": 4 * COPIES * heads
-        + loss,
-        f"optim.batch = {config.optim.batch} with views.count = {views}": batch * views * live,
-        f"alignment.rad_batch = {rad.rad_batch} and memory = {rad.memory}": (
-            _rad_batch(config) * live + kernels + kept if _aligns(config) else 0
-        ),
-        f"rad.size = {config.rad.size} and alignment.rank = {rad.rank}": (
-            config.rad.size * (held.image_bytes + 32 * width + 24 * columns) + 32 * width**2
-        ),
-        f"images of side {held.side}": (images + train) * held.image_bytes + 512 * 3 * held.encoder.largest_bytes,
-        f"evaluation.hidden = {ask.hidden} and batch = {ask.batch}": (
-            16 * ask.hidden * (held.encoder.width + classes + min(ask.batch, train))
-            + ask.batch * (8 + 4 * held.encoder.width)
-            + 12 * images * held.encoder.width
-        ),
-    }
+    def disk_bytes(self) -> dict[str, float]:
+        config, load = self.config, self.load
+        encoders = 2 if config.ssl.kind == "byol" else 1
+        return {
+            "its other files": load.other_files,
+            "this node's encoder": load.encoder.state_bytes * (KEPT_STATES * encoders + 1),  # and the finished model
+            self.heads: KEPT_STATES * self.head_bytes,
+            f"images of side {load.side}": load.images.images * load.image_bytes,
+            f"rad.size = {config.rad.size}": config.rad.size * load.image_bytes,
+        }
 
+    def _pass(self, images: float) -> float:
+        """Return the seconds of a forward pass of a batch through encoder and heads."""
+        work, hidden, outputs = self.load.encoder, self.hidden, self.outputs
+        heads = work.width * hidden + hidden * outputs + 2 * outputs * self.config.ssl.predictor
+        each = (work.multiply_adds + heads) / MULTIPLY_ADDS
+        each += (work.activation_bytes + 40 * self.load.image_bytes) / BYTES
+        return SECONDS_PER_OPERATION * work.operations + images * each
 
-def disk_bytes(config: Config, held: Held) -> dict[str, float]:
-    _, heads = _heads(config, held)
-    encoders = 2 if config.ssl.kind == "byol" else 1
-    return {
-        "its other files": held.other_files,
-        "this node's encoder": held.encoder.state_bytes * (KEPT_STATES * encoders + 1),  # and the finished model
-        f"ssl.projector = {list(config.ssl.projector)} and predictor = {config.ssl.predictor}": KEPT_STATES * heads,
-        f"images of side {held.side}": held.images.images * held.image_bytes,
-        f"rad.size = {config.rad.size}": config.rad.size * held.image_bytes,
-    }
-
-
-# --- shared by the parts ---
-
-
-def _pass(config: Config, held: Held, images: float) -> float:
-    """Return the seconds of a forward pass of a batch through encoder and heads."""
-    work, (hidden, outputs) = held.encoder, config.ssl.projector
-    multiply_adds = work.multiply_adds + work.width * hidden + hidden * outputs + 2 * outputs * config.ssl.predictor
-    each = multiply_adds / MULTIPLY_ADDS + (work.activation_bytes + 40 * held.image_bytes) / BYTES
-    return SECONDS_PER_OPERATION * work.operations + images * each
-
-
-def _heads(config: Config, held: Held) -> tuple[int, int]:
-    """Return the number of parameters of projector and predictor, and the bytes of their saved state."""
-    hidden, outputs = config.ssl.projector
-    projector, predictor = (
-        inputs * inner + inner * outputs + 6 * inner + outputs
-        for inputs, inner in ((held.encoder.width, hidden), (outputs, config.ssl.predictor))
-    )
-    copies = 2 if config.ssl.kind == "byol" else 1
-    return projector + predictor, 4 * (copies * projector + predictor)
-
-
-def _factor_seconds(config: Config, held: Held) -> float:
-    """Return the seconds of the factor, or of the sketch, of the kernel on the whole RAD."""
-    if not _aligns(config):
-        return 0.0
-    rows, width = config.rad.size, _width(config, held)
-    multiply_adds = 4 * rows * width**2 + 10 * width**3
-    if config.alignment.form == "sketch":
-        columns = min(config.alignment.rank, rows)
-        multiply_adds += 4 * rows * columns**2 + 2 * rows * columns * width
-    return 5 * multiply_adds / MULTIPLY_ADDS  # in double precision, with little reuse
-
-
-def _aligns(config: Config) -> bool:
-    return issubclass(method_class(config.method), HeteroSSFL)
-
-
-def _outputs(config: Config) -> int:
-    return config.ssl.projector[1]
-
-
-def _width(config: Config, held: Held) -> int:
-    return held.encoder.width if config.alignment.layer == "encoder" else _outputs(config)
-
-
-def _rad_batch(config: Config) -> int:
-    return min(config.alignment.rad_batch or config.rad.size, config.rad.size)
-
-
-def _columns(config: Config) -> int:
-    """Return the largest number of columns of the consensus, which must also fit into a message of 1 GB."""
-    return min(config.alignment.rank, 2**28 // config.rad.size + 1)
-
-
-def _rows(config: Config) -> int:
-    """Return the number of rows of a comparison with the consensus."""
-    return min(_rad_batch(config) + config.alignment.memory, config.rad.size)
+    def _factor_seconds(self) -> float:
+        """Return the seconds of the factor, or of the sketch, of the kernel on the whole RAD."""
+        if not self.aligns:
+            return 0.0
+        config, rows, width = self.config, self.config.rad.size, self.width
+        multiply_adds = 4 * rows * width**2 + 10 * width**3
+        if config.alignment.form == "sketch":
+            columns = min(config.alignment.rank, rows)
+            multiply_adds += 4 * rows * columns**2 + 2 * rows * columns * width
+        return 5 * multiply_adds / MULTIPLY_ADDS  # in double precision, with little reuse

@@ -25,7 +25,7 @@ from ...runs.folder import RunFolder, SiteKind
 from ...runs.states import StateFolder
 from ..wire import FEDERATION, check_size, fields_of
 from .identity import Identity, open_identity
-from .limits import MOST_FRACTIONS, Held, check_costs, check_numbers, check_text
+from .limits import MAX_FRACTIONS, NodeLoad, check_costs, check_numbers, check_text
 from .node_rad import blank_rad, check_rad, find_rad, save_rad
 from .node_settings import NodeSettings, read_node
 from .participant import NOBODY, Participant
@@ -69,9 +69,9 @@ def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None
                 f"Lower it, or raise limits.{what} in the node settings."
             )
     fractions = len(config.evaluation.label_shares)
-    if fractions > MOST_FRACTIONS:
+    if fractions > MAX_FRACTIONS:
         raise ProtocolError(
-            f"{node.name} was asked for {fractions} evaluation.label_shares, expected at most {MOST_FRACTIONS}."
+            f"{node.name} was asked for {fractions} evaluation.label_shares, expected at most {MAX_FRACTIONS}."
         )
 
 
@@ -80,7 +80,7 @@ def check_budget(node: NodeSettings, config: Config, federation: str, shape: Seq
     channels, side = shape[0], shape[-1]
     other = _size_outside(_federation_folder(node, federation), node.home)
     encoder, images = _work_of(node.encoder.encoder, channels, side), count_images(node.data)
-    held = Held(encoder, images, channels, side, other, accelerated=node.device != "cpu")
+    held = NodeLoad(encoder, images, channels, side, other, accelerated=node.device != "cpu")
     check_costs(node.name, node.limits, config, held)
 
 

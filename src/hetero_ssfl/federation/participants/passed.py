@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from ...plugins import GIVEN, find, is_at_hand, is_missing
 from ...runs.files import load_tensors
 from ...runs.folder import RunFolder, resume_command
 from .participant import blank
-from .reading import PreparedClient, read_clients, sources_again
+from .reading import ClientData, PreparedClient, read_clients
 from .site import Setup, check_device, holdings, load_rad_of, try_own_functions
 
 log = logging.getLogger(__name__)
@@ -78,9 +78,8 @@ class PassedData:
         view = try_own_functions(config, self.rad)
         for client in self.clients:
             try:
-                learner = build_learner(
-                    client.model, config.ssl, example.shape[1], example.shape[-1], 0, example=example
-                )
+                shape = example.shape[1], example.shape[-1]
+                learner = build_learner(client.model, config.ssl, *shape, 0, example=example)
                 output_width(learner.encoder, client.model.encoder, view)
             except ConfigError as error:
                 raise ConfigError(f"{client.name}: {error}") from error
@@ -130,7 +129,7 @@ class PassedData:
         for name in now:
             change = _change(name, before[name], now[name])
             if change:
-                return change.text("there", "here")
+                return change
         return "RAD data" if facts.get("rad_digest") != digest(self.rad) else None
 
     def check_objects(self) -> None:
@@ -155,12 +154,13 @@ class ReopenedData(PassedData):
             raise self._missing(objects)
         config, taken = self.folder.config, sources["rad_taken"]
         models = [config.model_of(k) for k in range(len(sources["clients"]))]
-        prepared, _ = read_clients(sources_again(sources), models, self.rad if taken is None else taken, config)
+        again = [ClientData(name, own["data"], None, own["test"]) for name, own in sources["clients"].items()]
+        prepared, _ = read_clients(again, models, self.rad if taken is None else taken, config)
         for client in prepared:
-            change = _change(client.name, self._facts["given"][client.name], fingerprint(client))
+            change = _change(client.name, self._facts["given"][client.name], fingerprint(client), "then", "now")
             if change:
                 raise DataError(
-                    f"the {change.text('then', 'now')} have changed since the run in '{self.folder.path}' began. "
+                    f"the {change} have changed since the run in '{self.folder.path}' began. "
                     "Restore them, or start a new run; evaluate(data) tests on other data."
                 )
         return tuple(prepared)
@@ -202,27 +202,18 @@ def fingerprint(client: PreparedClient) -> dict[str, object]:
     return {"data": sha.hexdigest(), "encoder": client.model.encoder, "examples": len(client.train)}
 
 
-class _Change(NamedTuple):
-    """What differs between a client of a run and a client now; without values if only the contents differ."""
-
-    what: str
-    before: str | None = None
-    now: str | None = None
-
-    def text(self, before: str, now: str) -> str:
-        how = "other contents" if self.before is None else f"{self.before} {before} and {self.now} {now}"
-        return f"{self.what} ({how})"
-
-
-def _change(name: str, before: Mapping[str, object], now: Mapping[str, object]) -> _Change | None:
+def _change(
+    name: str, before: Mapping[str, object], now: Mapping[str, object], then: str = "there", here: str = "here"
+) -> str | None:
+    """Return what differs between a client of a run and a client now; None if nothing does."""
     if before["encoder"] != now["encoder"]:
         old, new = (str(which["encoder"]).removeprefix(f"{GIVEN}:") for which in (before, now))
-        return _Change(f"encoder of {name}", old, new)
+        return f"encoder of {name} ({old} {then} and {new} {here})"
     if before["data"] == now["data"]:
         return None
     if before["examples"] == now["examples"]:
-        return _Change(f"data of {name}")
-    return _Change(f"data of {name}", f"{before['examples']} training samples", str(now["examples"]))
+        return f"data of {name} (other contents)"
+    return f"data of {name} ({before['examples']} training samples {then} and {now['examples']} {here})"
 
 
 def _check_shapes(config: Config, data: PassedData) -> None:

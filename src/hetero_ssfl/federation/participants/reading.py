@@ -1,6 +1,6 @@
 """Read and split the data of clients that a program passed, or named in an earlier run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -64,11 +64,6 @@ def sources_of(given: Sequence[ClientData], rad: Data) -> dict[str, Any]:
     The RAD itself is in the run folder. Only the number of samples that the clients gave away for it is needed.
     """
     return {"clients": {own.name: own.source() for own in given}, "rad_taken": int(rad) if _is_count(rad) else None}
-
-
-def sources_again(sources: Mapping[str, Any]) -> list[ClientData]:
-    """Return the clients' data by the names in `facts.json`. All of them must have names."""
-    return [ClientData(name, own["data"], None, own["test"]) for name, own in sources["clients"].items()]
 
 
 def _is_count(rad: Data) -> bool:

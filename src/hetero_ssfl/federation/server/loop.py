@@ -38,7 +38,7 @@ from ..wire import pack, read_update
 from .evaluating import evaluate, finish, means
 from .roster import Roster
 from .saving import Saved, restore_state, save_contribution, save_state, step_back
-from .seats import believed_sizes, typical_opening
+from .seats import capped_sizes, typical_opening
 from .sums import Outcome, SecureRound
 
 MIN_SPREAD = 0.1  # of a client's features: 1 is isotropic, 0 is a single point
@@ -206,7 +206,7 @@ class Server:
             return {chosen: updates[chosen]}
         claims = {name: update.examples for name, update in updates.items()}
         others = {**{name: n for name, n in self.roster.examples.items() if n > 0}, **state.examples}
-        sizes = believed_sizes(claims, others, self.config.clients)
+        sizes = capped_sizes(claims, others, self.config.clients)
         for name in (name for name in claims if sizes[name] < claims[name] and name not in self.doubted):
             self.doubted.add(name)
             self.roster.warn(
