@@ -10,14 +10,24 @@ import torch
 from helpers.federations import write_federation
 from helpers.whole_runs import tiny
 from hetero_ssfl import Client, federate
-from hetero_ssfl.config import load_config
+from hetero_ssfl.config import Config, load_config
+from hetero_ssfl.data import Images
 from hetero_ssfl.errors import ProtocolError, RunError
 from hetero_ssfl.federation.client.app import ClientProcess
-from hetero_ssfl.federation.participants import LocalSite, NodeSite, Request, open_site
-from hetero_ssfl.federation.start import open_run
+from hetero_ssfl.federation.participants import (
+    ClientInfo,
+    LocalSite,
+    NodeConfig,
+    NodeSite,
+    Request,
+    Setup,
+    open_site,
+)
+from hetero_ssfl.federation.participants.participant import Participant
+from hetero_ssfl.federation.start import open_run, prepare
 from hetero_ssfl.federation.wire import Header
 from hetero_ssfl.runs.files import save_tensors
-from hetero_ssfl.runs.folder import RunFolder, resume_command
+from hetero_ssfl.runs.folder import RunFolder, SiteKind, resume_command
 from hetero_ssfl.use.encoders import participants
 
 
@@ -132,7 +142,7 @@ def test_nothing_in_a_strangers_run_folder_becomes_a_path(fact: str, value: str,
     folder = of_nodes(tmp_path)
     site = open_site(folder, to_train=True)
     assert isinstance(site, NodeSite)
-    home = site.settings(0).home
+    home = site.settings[0].home
     (home / "rad").mkdir(parents=True)
     victim = home.parent / "victim.safetensors"
     save_tensors(victim, {"pixels": torch.zeros(1)})
@@ -141,3 +151,32 @@ def test_nothing_in_a_strangers_run_folder_becomes_a_path(fact: str, value: str,
     with pytest.raises(ProtocolError, match=r"is named '\.\./\.\./victim', expected"):
         site.clients(folder) if fact == "federation" else list(participants(folder, site, folder.config))
     assert victim.exists()
+
+
+RAD = torch.randint(0, 255, (32, 1, 8, 8), dtype=torch.uint8)
+
+
+class FakeSite:
+    kind: SiteKind = "python"
+
+    def set_up(self, config: Config) -> Setup:
+        return Setup(RAD, {"skipped_images": 0})
+
+    def difference(self, folder: RunFolder) -> None: ...
+
+    def clients(self, folder: RunFolder) -> list[ClientInfo]:
+        return []
+
+    def nodes(self, folder: RunFolder) -> list[NodeConfig]:
+        return [{"number": k, "run-dir": str(folder.path)} for k in range(2)]
+
+    def participant(self, folder: RunFolder, number: int, request: Request) -> Participant:
+        name, config, own = f"fake-{number}", request.config, lambda *_: Images(RAD, None, ())
+        folders = folder.states(name), folder.path / name
+        return Participant(name, config, config.model_of(number), (number,), RAD, own, *folders, own, own)
+
+
+def test_a_fake_site_of_five_short_methods_trains(tmp_path: Path) -> None:
+    config = tiny("clients.count=2", "rounds=1", "engine.workers=1")
+    folder = prepare(config, tmp_path / "run", site=FakeSite()).train(lambda _: None)
+    assert set(folder.read_json("results.json")["models"]) == {"fake-0", "fake-1"}

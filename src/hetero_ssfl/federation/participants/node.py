@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from ...methods import METHODS, method_class
 from ...runs.folder import RunFolder, SiteKind
 from ...runs.states import StateFolder
 from ..wire import FEDERATION, check_size, fields_of
-from .identity import Identity, open_identity
+from .identity import open_identity
 from .limits import MAX_FRACTIONS, NodeLoad, check_costs, check_numbers, check_text
 from .node_rad import blank_rad, check_rad, find_rad, save_rad
 from .node_settings import NodeSettings, read_node
@@ -80,8 +80,8 @@ def check_budget(node: NodeSettings, config: Config, federation: str, shape: Seq
     channels, side = shape[0], shape[-1]
     other = _size_outside(_federation_folder(node, federation), node.home)
     encoder, images = _work_of(node.encoder.encoder, channels, side), count_images(node.data)
-    held = NodeLoad(encoder, images, channels, side, other, accelerated=node.device != "cpu")
-    check_costs(node.name, node.limits, config, held)
+    load = NodeLoad(encoder, images, channels, side, other, accelerated=node.device != "cpu")
+    check_costs(node.name, node.limits, config, load)
 
 
 def _size_outside(folder: Path, home: Path) -> int:
@@ -119,44 +119,32 @@ class NodeSite:
 
     def __init__(self, paths: Sequence[Path] = ()) -> None:
         self.paths = tuple(paths)
-        self._read: dict[Path, NodeSettings] = {}
 
-    def settings(self, number: int) -> NodeSettings:
-        """Return the node settings. They are read once per process: restart the process to change them."""
-        path = self.paths[number]
-        if path not in self._read:
-            self._read[path] = read_node(path)
-        return self._read[path]
-
-    # --- before the run: on the server ---
+    @cached_property
+    def settings(self) -> list[NodeSettings]:
+        """The settings of all nodes. They are read once per process: restart the process to change them."""
+        return [read_node(path) for path in self.paths]
 
     def set_up(self, config: Config) -> Setup:
         """Read every settings file, and the RAD, the only images that the server has."""
-        for number in range(len(self.paths)):
-            self.settings(number)
+        _ = self.settings
+        facts = {"skipped_images": 0, "nodes": [str(path.resolve()) for path in self.paths]}
         if config.rad.source is None:
             raise ConfigError(
                 "rad.source is not set, but the server of a federation has no images of its own. "
                 "Set rad.source to the shared unlabeled data set."
             )
-        return Setup(
-            load_rad_alone(config), {"skipped_images": 0, "nodes": [str(path.resolve()) for path in self.paths]}
-        )
+        return Setup(load_rad_alone(config), facts)
 
     def difference(self, folder: RunFolder) -> str | None:
         before = folder.read_json("facts.json").get("nodes", [])
         return None if before == [str(path.resolve()) for path in self.paths] else "node settings files"
 
-    # --- who takes part ---
-
     def clients(self, folder: RunFolder) -> list[ClientInfo]:
         self._must_be_here()
         federation = str(folder.read_json("facts.json").get("federation"))
-        nodes = [self.settings(k) for k in range(len(self.paths))]
-        return [
-            ClientInfo(node.name, node.encoder.encoder, _federation_folder(node, federation) / "model")
-            for node in nodes
-        ]
+        models = {node.name: _federation_folder(node, federation) / "model" for node in self.settings}
+        return [ClientInfo(node.name, node.encoder.encoder, models[node.name]) for node in self.settings]
 
     def nodes(self, folder: RunFolder) -> list[NodeConfig]:
         self._must_be_here()
@@ -170,7 +158,7 @@ class NodeSite:
             )
 
     def participant(self, folder: RunFolder, number: int, request: Request) -> Participant:
-        return answer_request(self.settings(number), request)
+        return answer_request(self.settings[number], request)
 
 
 def check_message(node: NodeSettings, message: Message) -> None:
@@ -227,9 +215,8 @@ def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -
         }
     )
     place = _federation_folder(node, federation)
-    kind = "".join(c if c.isalnum() else "-" for c in model.encoder).strip(
-        "-"
-    )  # another encoder starts with a new state
+    # Another encoder starts with a new state.
+    kind = "".join(c if c.isalnum() else "-" for c in model.encoder).strip("-")
     return Participant(
         name=node.name,
         config=config,
@@ -243,13 +230,9 @@ def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -
         balanced=True,
         labeled=lambda: _images(config, "train"),
         held_out=lambda split: _images(config, split),
-        identity=_identity(node) if asked.privacy.secure else NOBODY,
+        identity=open_identity(node.key, node.peers, node.limits.participants) if asked.privacy.secure else NOBODY,
         budget=None if node.limits.epsilon is None else (node.limits.epsilon, node.limits.delta),
     )
-
-
-def _identity(node: NodeSettings) -> Identity:
-    return open_identity(node.key, node.peers, node.limits.participants)
 
 
 def _images(config: Config, split: str) -> Images:

@@ -112,15 +112,13 @@ class Messenger:
             except ProtocolError as error:
                 answers.excluded[name] = str(error)
                 answers.diverged += [str(error)] if has_diverged(reply) else []
-                self.warn(str(error))
+                self.warn(f"{error}{' It is left out of this evaluation.' * (kind == 'evaluate')}")
 
         answers.sent = self.exchange(kind, number, contents, take, patience)
         for name in sorted(waiting):
             take(name, None)
         if missing:
-            self.stop(
-                missing, f"in the evaluation after round {number}" if kind == "evaluate" else f"in round {number}"
-            )
+            self.stop(missing, f"in {'the evaluation after ' * (kind == 'evaluate')}round {number}")
         return answers
 
     def read(self, name: ClientId, reply: Message | None, read: Read, answers: Answers) -> int:
