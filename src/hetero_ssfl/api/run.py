@@ -205,7 +205,7 @@ class Run:
                 "encoder": re.sub(rf"^{GIVEN}:(.*?)(-[0-9a-f]{{8}})?(-\d+)?$", r"\1", str(model["encoder"])),
                 "parameters": model["parameters"],
                 **{key: last.get(name, {}).get(key) for key in _FIGURES},
-                "mutual_cka": self._alike.get(name),
+                "mutual_cka": self._mean_cka.get(name),
                 **results["clients"].get(name, {}),
                 **{f"{key}_untrained": value for key, value in results["untrained"].get(name, {}).items()},
             }
@@ -236,7 +236,7 @@ class Run:
             return mutual_cka_of(self.folder, self._site, trained=True)
 
     @property
-    def _alike(self) -> dict[str, float]:
+    def _mean_cka(self) -> dict[str, float]:
         """Mean CKA of each client with the others; empty if the encoders are not available."""
         try:
             names, matrix = self._mutual
@@ -266,18 +266,17 @@ class Run:
             left.plot([r for r, _ in own], [loss for _, loss in own], marker="o", markersize=3, label=name)
         left.set(xlabel="round", ylabel="self-supervised loss")
         left.legend(frameon=False, fontsize=7)
-        words = "self-supervised loss of each client over the rounds"
-        if self._alike:
-            heat_map(right, self.mutual_cka, "mutual CKA on the RAD", list(self._alike))
-            words += (
-                f"; mutual CKA of the clients, {', '.join(f'{n} {v:.2f}' for n, v in self._alike.items())} on average"
-            )
+        alt = "self-supervised loss of each client over the rounds"
+        if self._mean_cka:
+            heat_map(right, self.mutual_cka, "mutual CKA on the RAD", list(self._mean_cka))
+            means = ", ".join(f"{name} {value:.2f}" for name, value in self._mean_cka.items())
+            alt += f"; mutual CKA of the clients, {means} on average"
         else:
             right.set_axis_off()
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight")
         data = base64.b64encode(buffer.getvalue()).decode()
-        return f'<img alt="{escape(words)}" src="data:image/png;base64,{data}">'
+        return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
 
 
 _FIGURES = ("examples", "loss_ssl", "loss_alignment", "spread", "effective_rank")
