@@ -172,9 +172,8 @@ class Messenger:
         """
         deadline = time.monotonic() + min(patience or math.inf, self.config.engine.round_timeout)
         sent: dict[ClientId, int] = dict.fromkeys(contents, 0)
-        lost: list[ClientId] = []
-        failed: list[ClientId] = []
-        tried_again: set[ClientId] = set()
+        again: list[ClientId] = []
+        failed: set[ClientId] = set()
         # A message of a secure sum must not be answered twice.
         may_repeat = not self.may_be_away and (kind == "evaluate" or not self.config.privacy.secure)
 
@@ -182,12 +181,14 @@ class Messenger:
             if kind in ("train", "evaluate"):
                 self.listen(Answered(self.number, name))
             if _needs_rad(reply) and name not in self.without_rad:
-                lost.append(name)
+                self.without_rad.add(name)
+                again.append(name)
                 return
             if not reply.has_error() and not _needs_rad(reply):
                 self.without_rad.discard(name)
-            if may_repeat and may_pass(reply) and name not in tried_again:
-                failed.append(name)
+            if may_repeat and may_pass(reply) and name not in failed:
+                failed.add(name)
+                again.append(name)
                 self.warn(f"{name} failed: {self.reason(name, reply)}. It starts again from its saved state.")
                 return
             take(name, reply)
@@ -200,13 +201,10 @@ class Messenger:
                 messages[name] = Message(content, self.ids[name], kind, group_id=str(number))
                 sent[name] += check_size(messages[name], self.config.engine.message_mb, "the server")
             self.send(messages, deadline, arrived)
-            asked = [*lost, *failed]
-            self.without_rad |= set(lost)
-            tried_again |= set(failed)
-            if failed:
+            asked = list(again)
+            again.clear()
+            if not failed.isdisjoint(asked):
                 deadline = time.monotonic() + self.config.engine.round_timeout
-            lost.clear()
-            failed.clear()
         return sent
 
     def send(self, messages: Mapping[Key, Message], deadline: float, arrived: Callable[[Key, Message], None]) -> None:
