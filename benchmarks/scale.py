@@ -113,11 +113,11 @@ def _resident_mb(process: int) -> float:
 
 def give_states(server: loop.Server) -> None:
     """Give every client without a state another client's state of round 1, as if all had trained before."""
-    trained = next(name for name, number in server.trained.items() if number == 1)
+    trained = next(name for name, number in server.roster.trained.items() if number == 1)
     tensors = server.folder.states(trained).load(1)
-    for name in (name for name, number in server.trained.items() if not number):
+    for name in (name for name, number in server.roster.trained.items() if not number):
         server.folder.states(name).save(1, tensors)
-        server.trained[name] = 1
+        server.roster.trained[name] = 1
 
 
 @contextmanager

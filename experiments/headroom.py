@@ -20,7 +20,7 @@ from trials import write_result
 
 from hetero_ssfl import Run
 from hetero_ssfl.config import AlignmentConfig
-from hetero_ssfl.federation.participants.simulated import SimulatedSite
+from hetero_ssfl.federation.participants.split import SplitData
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.kernels.factor import kernel_factor
 from hetero_ssfl.learning.features import extract_features
@@ -37,8 +37,8 @@ def kernel_features(train: Tensor, held_out: Tensor, config: AlignmentConfig) ->
 
 
 def measure(path: Path) -> dict[str, dict[str, float]]:
-    run, site = Run.open(path), SimulatedSite(RunFolder(path))
-    config, pool, held_out = run.config, site.pool(), site.held_out("validation")
+    run, data = Run.open(path), SplitData(RunFolder(path))
+    config, pool, held_out = run.config, data.pool, data.held_out("validation")
     labels, wanted = pool.labels, held_out.labels
     assert labels is not None
     assert wanted is not None

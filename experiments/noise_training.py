@@ -27,7 +27,7 @@ from trials import markdown
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.client.scoring import evaluate
-from hetero_ssfl.federation.participants import SimulatedSite
+from hetero_ssfl.federation.participants import LocalSite, Request
 from hetero_ssfl.federation.start import open_run
 from hetero_ssfl.federation.wire import Header
 from hetero_ssfl.kernels.cka import factor_cka, mutual_cka
@@ -39,7 +39,6 @@ from hetero_ssfl.methods import ServerState
 from hetero_ssfl.methods.hetero import HeteroSSFL
 from hetero_ssfl.report import plots
 from hetero_ssfl.runs.files import write_json
-from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.seeding import rng_for
 from hetero_ssfl.studies.grid import mean_and_deviation
 
@@ -57,10 +56,10 @@ METRICS = ("probe", "consensus", "mutual")
 
 def run(config: Config, folder: Path, deviation: float) -> dict[str, float]:
     """Train all clients for all rounds, with this much noise in each mean sketch, and return the figures of the end."""
-    site = SimulatedSite(RunFolder(folder))
-    open_run(folder, config, site)
-    names, header = site.names(config), Header("0" * 32, 0, "0" * 64)
-    participants = {name: site.participant(k, config, header) for k, name in enumerate(names)}
+    site = LocalSite()
+    run_folder, request = open_run(folder, config, site), Request(config, Header("0" * 32, 0, "0" * 64))
+    names = [client.name for client in site.clients(run_folder)]
+    participants = {name: site.participant(run_folder, k, request) for k, name in enumerate(names)}
     clients = {name: ClientCache().get(participant, 0) for name, participant in participants.items()}
     method, state, agreement = HeteroSSFL(config), ServerState(-1, tuple(names)), 1.0
     while state.round < config.rounds:

@@ -11,7 +11,7 @@ from hetero_ssfl.api.federated import _names
 from hetero_ssfl.config import Config, ModelConfig
 from hetero_ssfl.data import Images
 from hetero_ssfl.errors import DataError
-from hetero_ssfl.federation.participants.reading import GivenData, PreparedClient, read_clients
+from hetero_ssfl.federation.participants.reading import ClientData, PreparedClient, read_clients
 
 RAD = slice(600, 620)
 
@@ -19,7 +19,7 @@ RAD = slice(600, 620)
 def members(clients: Sequence[Client], rad: object, config: Config | None = None) -> list[PreparedClient]:
     """Prepare clients as a run does, without training."""
     config = config or Config(data={"validation": 0})  # type: ignore[arg-type]
-    data = [GivenData(name, c.data, c.labels, c.test) for name, c in zip(_names(clients), clients, strict=True)]
+    data = [ClientData(name, c.data, c.labels, c.test) for name, c in zip(_names(clients), clients, strict=True)]
     return read_clients(data, [ModelConfig(encoder="resnet8")] * len(clients), rad, config)[0]
 
 

@@ -12,7 +12,7 @@ from helpers.photographs import write_photographs
 from helpers.saved import change_config
 from hetero_ssfl.data import take_snapshot, what_changed
 from hetero_ssfl.errors import DataError
-from hetero_ssfl.federation.participants import SimulatedSite
+from hetero_ssfl.federation.participants import SplitData
 from hetero_ssfl.plugins import remember_places
 from hetero_ssfl.runs.folder import SOURCES, RunFolder
 
@@ -100,7 +100,7 @@ def test_each_process_checks_the_images_that_it_loads(place: Path) -> None:
     (place / "run" / SOURCES).unlink()  # the workers compare contents even without this record
     change_one(place / "images")
     with pytest.raises(DataError, match="have changed since the run in 'run' began: other contents"):
-        _ = SimulatedSite(RunFolder(Path("run"))).train
+        _ = SplitData(RunFolder(Path("run"))).train
 
 
 def test_other_images_can_be_tested(place: Path, call: Call) -> None:

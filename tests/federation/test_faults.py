@@ -89,6 +89,10 @@ def test_a_full_disk_loses_only_the_current_round(tmp_path: Path) -> None:
     if subprocess.run([*private, "mount", "-t", "tmpfs", "none", small], capture_output=True).returncode:
         pytest.skip("this machine allows no private mounts")
     inside = f"mount -t tmpfs -o size=2m none {small} && exec {sys.executable} {program} {tmp_path / 'root'} {small}"
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "HETERO_SSFL_CACHE": str(tmp_path)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+        "HETERO_SSFL_CACHE": str(tmp_path),
+    }
     done = subprocess.run([*private, "sh", "-c", inside], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -132,7 +132,7 @@ class Stage:
         self.replies: dict[int, Message] = {}
         for node in (100, 101, 102):
             self.rig.grid.tamper[node] = self.remember
-        self.server = Server(self.rig.grid, self.rig.folder, self.rig.config, self.rig.listen, may_be_away=True)
+        self.server = Server(self.rig.grid, self.rig.folder, self.rig.config, self.rig.listen)
         self.server.roster.gather(None)
         self.start = ServerState(-1, ROSTER)
         self.server.play(self.start, ROSTER)
@@ -253,11 +253,12 @@ def test_a_message_over_the_size_limit_is_refused(stage: Stage) -> None:
         return {"factor": np.zeros((24, 2**20 // 8), np.float32)}, reply[1], reply[2]
 
     tight = load_config(str(stage.rig.federation), ["engine.message_mb=1"])
-    stage.server.config, before = tight, stage.server.config
+    before = stage.server.config
+    stage.server.config = stage.server.roster.config = tight
     try:
         stage.play(huge)
     finally:
-        stage.server.config = before
+        stage.server.config = stage.server.roster.config = before
     (event,) = [e for e in lines(stage.rig.folder) if "excluded" in e]
     assert "a message from node-1 has 12 MB, the limit is 1 MB" in event["excluded"]
 

@@ -256,7 +256,7 @@ def test_weights_leave_only_if_the_node_allows_it(tmp_path: Path) -> None:
         Message(Error(0, "no"), reply_to=question) if is_global_model(question) else reply
     )
     assert "linear_all" in rig.run().read_json("results.json")["global"]  # from node-1, since node-0 refuses
-    assert any("node-0 could not evaluate the global model" in e.get("text", "") for e in rig.events)
+    assert any("node-0 failed: no (Flower error 0). It is left out" in e.get("text", "") for e in rig.events)
 
 
 def is_global_model(question: Message) -> bool:

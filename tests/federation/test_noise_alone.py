@@ -119,7 +119,7 @@ def test_the_card_of_a_model_and_the_report_say_what_was_spent(noisy: Noisy) -> 
 
 def test_rounds_with_noise_are_neither_repeated_nor_added(noisy: Noisy) -> None:
     """Both would cost more than the budget that the run began with."""
-    server = Server(noisy.grid, noisy.folder, noisy.config, noisy.listen, may_be_away=True)
+    server = Server(noisy.grid, noisy.folder, noisy.config, noisy.listen)
     with pytest.raises(FaultError, match="cannot be repeated"):
         server.step_back(LostStateError("the state is damaged."))
     with pytest.raises(ConfigError, match=r"'rounds' cannot change in a run with privacy\.epsilon = 8"):

@@ -24,19 +24,19 @@ def test_a_reply_is_on_disk_and_freed_before_the_next_is_read(
     server = Server(rig.grid, rig.folder, rig.config, rig.listen)
     server.roster.gather(None)
     read: list[weakref.ref[Message]] = []
-    honest, summed = server.accept, server.method.aggregate
+    honest, summed = server.roster.read, server.method.aggregate
 
-    def accept(state: ServerState, name: str, reply: Message | None, number: int) -> Any:
+    def accept(name: str, reply: Message | None, *rest: Any) -> int:
         assert not [old for old in read if old() is not None], "an earlier reply is still in memory"
         assert reply is not None
         read.append(weakref.ref(reply))
-        return honest(state, name, reply, number)
+        return honest(name, reply, *rest)
 
     def aggregate(state: ServerState, updates: Mapping[str, Update]) -> ServerState:
         assert all(isinstance(update.arrays, SavedTensors) for update in updates.values())
         return summed(state, updates)
 
-    monkeypatch.setattr(server, "accept", accept)
+    monkeypatch.setattr(server.roster, "read", accept)
     monkeypatch.setattr(server.method, "aggregate", aggregate)
     state = server.play(ServerState(-1, NAMES), NAMES)
     assert (len(read), tuple(state.clients)) == (3, NAMES)

@@ -21,7 +21,7 @@ from hetero_ssfl.errors import ConfigError, DataError, FaultError, RunError
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.engines import workers
 from hetero_ssfl.federation.engines.workers import InlineGrid, WorkerGrid
-from hetero_ssfl.federation.participants import NodeSite, Setup, SimulatedSite
+from hetero_ssfl.federation.participants import LocalSite, NodeSite, Request, Setup, SplitData
 from hetero_ssfl.federation.participants.participant import Participant
 from hetero_ssfl.federation.server import loop, saving
 from hetero_ssfl.federation.start import open_run, resume, start
@@ -95,8 +95,8 @@ def test_sketches_of_different_encoders_have_one_shape_and_give_the_same_consens
     assert float(factor_cka(tensors["shared/factor"], by_factor["shared/factor"])) > 0.999
 
 
-def participant(site: SimulatedSite, number: int) -> Participant:
-    return site.participant(number, site.folder.read_config(), Header("0" * 32, 0, "0" * 64))
+def participant(folder: RunFolder, number: int) -> Participant:
+    return LocalSite().participant(folder, number, Request(folder.read_config(), Header("0" * 32, 0, "0" * 64)))
 
 
 SCRIPT = """
@@ -151,20 +151,20 @@ def test_a_run_is_never_overwritten_by_another(reference: RunFolder) -> None:
 def test_a_start_does_not_overwrite_a_run_that_another_process_has_created_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, path, plain = tiny(), tmp_path / "run", SimulatedSite.set_up
+    config, path, plain = tiny(), tmp_path / "run", LocalSite.set_up
     created: list[dict[str, object]] = []
 
-    def late(site: SimulatedSite, config: Config) -> Setup:
+    def late(site: LocalSite, config: Config) -> Setup:
         found = plain(site, config)
         if not created:
             created.append({})
-            created[0] = open_run(path, config, SimulatedSite(RunFolder(path))).read_json("facts.json")
+            created[0] = open_run(path, config, LocalSite()).read_json("facts.json")
         return found
 
-    monkeypatch.setattr(SimulatedSite, "set_up", late)
-    assert open_run(path, config, SimulatedSite(RunFolder(path))).read_json("facts.json") == created[0]
+    monkeypatch.setattr(LocalSite, "set_up", late)
+    assert open_run(path, config, LocalSite()).read_json("facts.json") == created[0]
     with RunFolder(tmp_path / "busy").lock(), pytest.raises(RunError, match="another process is working in"):
-        open_run(tmp_path / "busy", config, SimulatedSite(RunFolder(tmp_path / "busy")))
+        open_run(tmp_path / "busy", config, LocalSite())
 
 
 def test_partial_participation_changes_only_the_selected_clients(tmp_path: Path) -> None:
@@ -300,8 +300,7 @@ def test_data_without_labels_is_trained_on_but_not_probed(tmp_path: Path) -> Non
 @torch.no_grad()
 def accuracy_of_the_global_classifier(folder: RunFolder) -> float:
     """Compute the accuracy from the server's file, without the evaluation code."""
-    site = SimulatedSite(folder)
-    learner, test = participant(site, 0).untrained().eval(), site.held_out("test")
+    learner, test = participant(folder, 0).untrained().eval(), SplitData(folder).held_out("test")
     shared, _ = load_tensors(folder.path / "server.safetensors")
     learner.load_state_dict({**learner.state_dict(), **shared})
     assert learner.classifier is not None
@@ -333,41 +332,39 @@ def test_a_small_memory_budget_does_not_change_the_results(tmp_path: Path) -> No
 
 
 def test_clients_beyond_the_memory_budget_are_dropped_and_read_back(reference: RunFolder) -> None:
-    site = SimulatedSite(reference)
     cache = ClientCache()
-    first = cache.get(participant(site, 0), limit=3)
+    first = cache.get(participant(reference, 0), limit=3)
     before = {k: v.clone() for k, v in first.learner.state_dict().items()}
-    assert cache.get(participant(site, 0), limit=3) is first
+    assert cache.get(participant(reference, 0), limit=3) is first
     cache._shrink(budget=1)
-    cache.get(participant(site, 1), limit=3)
+    cache.get(participant(reference, 1), limit=3)
     cache._shrink(budget=1)
-    again = cache.get(participant(site, 0), limit=3)
+    again = cache.get(participant(reference, 0), limit=3)
     assert again is not first
     assert all(torch.equal(v, again.learner.state_dict()[k]) for k, v in before.items())
 
 
 def test_networks_of_an_evicted_client_are_reused_for_the_same_kind(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", "clients.models=['resnet8(width=4)']", "rounds=1", "evaluation.every=0")
-    site, cache = SimulatedSite(folder), ClientCache()
-    first, second = (cache.get(participant(site, k), limit=1) for k in (0, 1))
+    cache = ClientCache()
+    first, second = (cache.get(participant(folder, k), limit=1) for k in (0, 1))
     cache._shrink(budget=1)
-    third = cache.get(participant(site, 2), limit=1)
+    third = cache.get(participant(folder, 2), limit=1)
     assert third.learner is first.learner
     assert third.learner is not second.learner
     saved = folder.states("client-002").load(1)
     assert all(torch.equal(value, saved[key]) for key, value in third.learner.state_dict().items())
     cache._shrink(budget=1)
-    untrained = cache.get(participant(site, 0), limit=0)  # never trained: its own initial weights, not another client's
+    untrained = cache.get(participant(folder, 0), limit=0)  # initial weights, not another client's
     assert untrained.learner is not second.learner
-    own = participant(site, 0).untrained().state_dict()
+    own = participant(folder, 0).untrained().state_dict()
     assert all(torch.equal(value, own[key]) for key, value in untrained.learner.state_dict().items())
 
 
 def test_a_client_asked_for_an_earlier_round_loads_that_round(reference: RunFolder) -> None:
-    site = SimulatedSite(reference)
     cache = ClientCache()
-    assert cache.get(participant(site, 0), limit=3).round == 3
-    assert cache.get(participant(site, 0), limit=2).round == 2
+    assert cache.get(participant(reference, 0), limit=3).round == 3
+    assert cache.get(participant(reference, 0), limit=2).round == 2
 
 
 @pytest.mark.parametrize("when", ["among the contributions", "between events and state"])

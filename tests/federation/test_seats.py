@@ -15,7 +15,7 @@ from hetero_ssfl.config import ClientsConfig, SeatConfig
 from hetero_ssfl.errors import ProtocolError
 from hetero_ssfl.federation.server.loop import Server
 from hetero_ssfl.federation.server.roster import Roster
-from hetero_ssfl.federation.server.seats import Seats, believed_sizes, typical_opening
+from hetero_ssfl.federation.server.seats import Seats, capped_sizes, typical_opening
 from hetero_ssfl.federation.wire import arrays_of, fields_of, metrics_of, pack
 from hetero_ssfl.kernels.contribution import packed
 from hetero_ssfl.learning.probes import accuracy, balanced_accuracy
@@ -79,7 +79,7 @@ def another(rig: Rig, name: str) -> Path:
 
 def gathered(rig: Rig) -> Roster:
     """The roster of a server after all nodes have introduced themselves."""
-    roster = Server(rig.grid, rig.folder, rig.config, rig.listen, may_be_away=True).roster
+    roster = Server(rig.grid, rig.folder, rig.config, rig.listen).roster
     roster.gather(None)
     return roster
 
@@ -210,9 +210,9 @@ def test_the_contribution_of_a_node_that_stays_away_leaves(build: Callable[..., 
 def test_a_claim_counts_up_to_a_multiple_of_the_median_or_to_what_is_registered() -> None:
     clients = ClientsConfig(seats=(SeatConfig(name="big", images=5_000), SeatConfig(name="other")))
     claims = {"big": 9_000, "liar": 10**9, "a": 100, "b": 300}
-    assert believed_sizes(claims, {"c": 200}, clients) == {"big": 5_000, "liar": 600, "a": 100, "b": 300}
-    assert believed_sizes({"liar": 10**9, "a": 1}, {}, clients) == {"liar": 2, "a": 1}
-    assert believed_sizes({"liar": 10**9}, {"a": 10, "b": 20}, clients) == {"liar": 40}  # the median of three is 20
+    assert capped_sizes(claims, {"c": 200}, clients) == {"big": 5_000, "liar": 600, "a": 100, "b": 300}
+    assert capped_sizes({"liar": 10**9, "a": 1}, {}, clients) == {"liar": 2, "a": 1}
+    assert capped_sizes({"liar": 10**9}, {"a": 10, "b": 20}, clients) == {"liar": 40}  # the median of three is 20
 
 
 CLAIM: Change = lambda fields, arrays: ({**fields, "examples": 10**9}, arrays)  # noqa: E731

@@ -53,7 +53,7 @@ class Stage:
         self.honest = {name: self.update(name) for name in NAMES}
 
     def new_server(self) -> Server:
-        server = Server(self.rig.grid, self.rig.folder, self.rig.config, self.rig.listen, may_be_away=True)
+        server = Server(self.rig.grid, self.rig.folder, self.rig.config, self.rig.listen)
         server.roster.gather(None)
         return server
 
@@ -453,7 +453,7 @@ def test_a_node_ends_at_its_privacy_budget(stage: Stage) -> None:
     """Each vector costs, also that of a repeated round. The last one that fits is sent."""
     privacy = stage.rig.config.privacy.model_copy(update={"epsilon": 2.0, "largest_entry": 16.0})
     noisy = stage.rig.config.model_copy(update={"privacy": privacy})
-    stage.server = Server(stage.rig.grid, stage.rig.folder, noisy, stage.rig.listen, may_be_away=True)
+    stage.server = Server(stage.rig.grid, stage.rig.folder, noisy, stage.rig.listen)
     stage.server.roster.gather(None)
     settings = stage.rig.root / "node-3" / "node.toml"
     before = settings.read_text()

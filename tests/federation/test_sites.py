@@ -10,19 +10,29 @@ import torch
 from helpers.federations import write_federation
 from helpers.whole_runs import tiny
 from hetero_ssfl import Client, federate
-from hetero_ssfl.config import load_config
+from hetero_ssfl.config import Config, load_config
+from hetero_ssfl.data import Images
 from hetero_ssfl.errors import ProtocolError, RunError
 from hetero_ssfl.federation.client.app import ClientProcess
-from hetero_ssfl.federation.participants import NodeSite, SimulatedSite, open_site
-from hetero_ssfl.federation.participants.python import ReopenedPythonSite
-from hetero_ssfl.federation.start import open_run
+from hetero_ssfl.federation.participants import (
+    ClientInfo,
+    LocalSite,
+    NodeConfig,
+    NodeSite,
+    Request,
+    Setup,
+    open_site,
+)
+from hetero_ssfl.federation.participants.participant import Participant
+from hetero_ssfl.federation.start import open_run, prepare
+from hetero_ssfl.federation.wire import Header
 from hetero_ssfl.runs.files import save_tensors
-from hetero_ssfl.runs.folder import RunFolder, resume_command
+from hetero_ssfl.runs.folder import RunFolder, SiteKind, resume_command
 from hetero_ssfl.use.encoders import participants
 
 
 def simulated(path: Path) -> RunFolder:
-    return open_run(path, tiny(), SimulatedSite(RunFolder(path)))
+    return open_run(path, tiny(), LocalSite())
 
 
 def of_nodes(path: Path) -> RunFolder:
@@ -55,7 +65,7 @@ def test_a_run_knows_its_participants_and_how_it_continues(
     folder = RunFolder.open(make(tmp_path).path)
     site = open_site(folder, to_train=True)
     assert (folder.read_facts().site, site.kind) == (kind, kind)
-    assert site.names(folder.read_config()) == names
+    assert [client.name for client in site.clients(folder)] == names
     assert resume_command(folder.path).startswith(continues)
 
 
@@ -63,17 +73,16 @@ def test_participants_on_other_machines_are_not_available_here(tmp_path: Path) -
     folder = remote(tmp_path)
     site = open_site(folder, to_train=True)
     assert isinstance(site, NodeSite)
-    for ask in (site.names, site.node_configs, lambda config: list(participants(folder, site, config))):
+    for ask in (site.clients, site.nodes, lambda folder: list(participants(folder, site, folder.read_config()))):
         with pytest.raises(RunError, match="on other machines"):
-            ask(folder.read_config())
+            ask(folder)
     assert "run.sh" in resume_command(folder.path)
 
 
 def test_error_for_objects_of_another_process_names_the_remedy(tmp_path: Path) -> None:
     folder = of_python(tmp_path)
     site = open_site(folder, to_train=True)
-    assert isinstance(site, ReopenedPythonSite)
-    assert list(site.model_folders(folder)) == ["zeta", "alpha"]
+    assert [client.model for client in site.clients(folder)] == [folder.path / "models" / n for n in ("zeta", "alpha")]
     zeta, _ = participants(folder, site, folder.read_config())
     zeta.encoder(trained=True)  # it has a name, its data do not
     with pytest.raises(RunError, match=r"the data of zeta and the data of alpha\. Call there: federate\("):
@@ -85,15 +94,16 @@ def test_a_node_finds_its_participant_from_its_node_config(make, tmp_path: Path)
     folder = make(tmp_path)
     config, site = folder.read_config(), open_site(folder, to_train=True)
     process = ClientProcess()
-    for number, told in enumerate(json.loads(json.dumps(site.node_configs(config)))):  # it is sent as JSON
-        found, own_number = process.open_site(told)
-        assert found.names(config)[own_number] == site.names(config)[number]
-        assert process.open_site(told)[0] is found, "read once per process"
+    request = Request(config, Header("0" * 32, 0, "0" * 64), rad_shape=(1, 8))
+    for client, told in zip(site.clients(folder), json.loads(json.dumps(site.nodes(folder))), strict=True):  # as sent
+        settings = process.settings(told)
+        assert process.settings(told) is settings, "read once per process"
+        assert (settings or process.participant(told, request)).name == client.name
 
 
 def test_error_for_a_node_without_config_names_the_remedy() -> None:
     with pytest.raises(ProtocolError, match=r"node-config 'settings=\"node\.toml\"'"):
-        ClientProcess().open_site({"partition-id": 0})
+        ClientProcess().participant({"partition-id": 0}, Request(tiny(), Header("", 0, "")))
 
 
 def test_an_unknown_kind_of_site_is_refused(tmp_path: Path) -> None:
@@ -119,7 +129,7 @@ def test_a_process_that_serves_several_nodes_trains_each_with_its_own_threads(tm
     before, process, used = torch.get_num_threads(), ClientProcess(), []
     try:
         for path in (paths[0], paths[1], paths[0]):
-            process.open_site({"settings": str(path)})
+            process.settings({"settings": str(path)})
             used.append(torch.get_num_threads())
     finally:
         torch.set_num_threads(before)
@@ -132,12 +142,41 @@ def test_nothing_in_a_strangers_run_folder_becomes_a_path(fact: str, value: str,
     folder = of_nodes(tmp_path)
     site = open_site(folder, to_train=True)
     assert isinstance(site, NodeSite)
-    home = site.settings(0).home
+    home = site.settings[0].home
     (home / "rad").mkdir(parents=True)
     victim = home.parent / "victim.safetensors"
     save_tensors(victim, {"pixels": torch.zeros(1)})
     facts = folder.read_json("facts.json")
     folder.write_json("facts.json", {**facts, fact: value})
     with pytest.raises(ProtocolError, match=r"is named '\.\./\.\./victim', expected"):
-        site.model_folders(folder) if fact == "federation" else list(participants(folder, site, folder.read_config()))
+        site.clients(folder) if fact == "federation" else list(participants(folder, site, folder.read_config()))
     assert victim.exists()
+
+
+RAD = torch.randint(0, 255, (32, 1, 8, 8), dtype=torch.uint8)
+
+
+class FakeSite:
+    kind: SiteKind = "python"
+
+    def set_up(self, config: Config) -> Setup:
+        return Setup(RAD, {"skipped_images": 0})
+
+    def difference(self, folder: RunFolder) -> None: ...
+
+    def clients(self, folder: RunFolder) -> list[ClientInfo]:
+        return []
+
+    def nodes(self, folder: RunFolder) -> list[NodeConfig]:
+        return [{"number": k, "run-dir": str(folder.path)} for k in range(2)]
+
+    def participant(self, folder: RunFolder, number: int, request: Request) -> Participant:
+        name, config, own = f"fake-{number}", request.config, lambda *_: Images(RAD, None, ())
+        folders = folder.states(name), folder.path / name
+        return Participant(name, config, config.model_of(number), (number,), RAD, own, *folders, own, own)
+
+
+def test_a_fake_site_of_five_short_methods_trains(tmp_path: Path) -> None:
+    config = tiny("clients.count=2", "rounds=1", "engine.workers=1")
+    folder = prepare(config, tmp_path / "run", site=FakeSite()).train(lambda _: None)
+    assert set(folder.read_json("results.json")["models"]) == {"fake-0", "fake-1"}

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from hetero_ssfl.federation.engines.workers import InlineGrid
-from hetero_ssfl.federation.participants import SimulatedSite
+from hetero_ssfl.federation.participants import LocalSite, SplitData
 from hetero_ssfl.federation.start import open_run, serve
 from hetero_ssfl.runs.events import Event, Listener, RoundBegun
 from hetero_ssfl.runs.folder import RunFolder
@@ -67,11 +67,11 @@ def train(path: Path, listen: Listener = lambda _: None, killed_in: int | None =
         if isinstance(event, RoundBegun) and event.round == killed_in:
             raise Killed
 
-    site = SimulatedSite(RunFolder(path))
+    site = LocalSite()
     config = RunFolder.open(path).read_config() if (path / "config.toml").exists() else tiny(*SMALL)
     folder = open_run(path, config, site)
-    with InlineGrid(site.node_configs(config), site) as grid:
-        serve(grid, folder, site, hear)
+    with InlineGrid(site.nodes(folder), site) as grid:
+        serve(grid, folder, hear)
     return folder
 
 
@@ -79,14 +79,14 @@ def contents(path: Path) -> dict[str, Any]:
     """Read everything that reports, evaluations and users of the models read of a finished run."""
     folder = RunFolder.open(path)
     folder.events()
-    site = SimulatedSite(folder)
+    site, split = LocalSite(), SplitData(folder)
     found: dict[str, Any] = {
         "config": folder.read_config(),
         "facts": folder.read_json("facts.json"),
         **everything(folder),
     }
     tensors: dict[str, Tensor] = found["tensors"]
-    tensors |= {f"split/{name}": rows for name, rows in site.rows.items()} | {"rad": site.rad}
+    tensors |= {f"split/{name}": rows for name, rows in split.rows.items()} | {"rad": split.rad}
     for participant in participants(folder, site, folder.read_config()):
         tensors |= {f"newest/{participant.name}/{k}": v for k, v in participant.newest().state_dict().items()}
     for model in find_models(path, "all"):

@@ -40,7 +40,7 @@ class Rig:
             action()
 
     def run(self) -> RunFolder:
-        Server(self.grid, self.folder, self.config, reporting(self.folder, self.listen), may_be_away=True).run()
+        Server(self.grid, self.folder, self.config, reporting(self.folder, self.listen)).run()
         return self.folder
 
     def excluded(self) -> list[tuple[int, str]]:

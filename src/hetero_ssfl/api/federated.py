@@ -11,7 +11,7 @@ processes are forked from this one; elsewhere, and with a GPU, clients train one
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -34,17 +34,17 @@ from ..config import (
 from ..data import Data
 from ..errors import ConfigError
 from ..federation.continuing import continue_with
-from ..federation.participants.python import PythonSite
-from ..federation.participants.reading import GivenData, enough, read_clients, sources_of
-from ..federation.start import default_folder, open_run
+from ..federation.participants import LocalSite, PassedData
+from ..federation.participants.reading import ClientData, check_rad_size, read_clients, sources_of
+from ..federation.start import Prepared, default_folder, prepare
 from ..federation.wire import NAME
 from ..learning.encoders import check_name
 from ..learning.losses import LocalLoss
 from ..methods import Method
-from ..plugins import GIVEN, Given
+from ..plugins import GIVEN, Given, find, is_at_hand
 from ..runs.events import Listener
 from ..runs.folder import RunFolder, client_name
-from .notes import notes_after, notes_before, print_notes
+from ..terminal import Console
 from .run import Run, train_here
 
 View = Callable[[Tensor, Generator], Tensor]
@@ -122,37 +122,68 @@ def federate(
         progress: whether to show progress; or a function that is called with each event
     """
     given, names = Given(), _names(clients)
-    _check_settings(settings or {})
-    base = load_config(config) if isinstance(config, str) else config or Config()
-    if config is None or config in preset_names():
-        base = base.model_copy(update={"data": DataConfig(validation=0)})
-    elif "validation" not in base.data.model_fields_set:
-        base = with_settings(base, {"data.validation": 0})
-    named: dict[str, Any] = {"method": method, "rounds": rounds, "seed": seed, "ssl.kind": loss}
-    named |= {"views.function": views, "alignment.kernel": kernel}
-    chosen = {k: given.spec(v) if callable(v) else v for k, v in named.items() if v is not None}
-    base = with_settings(base, {**(settings or {}), **chosen, "clients.count": len(names)})
-    models = []
-    for client, name in zip(clients, names, strict=True):
-        heads = {"projector": client.projector, "predictor": client.predictor}
-        models.append(validate({"encoder": _encoder_name(client.encoder, name, given), **heads}, ModelConfig))
+    chosen: dict[str, Any] = {"method": method, "rounds": rounds, "seed": seed, "ssl.kind": loss}
+    chosen |= {"views.function": views, "alignment.kernel": kernel}
+    specs = {key: given.spec(value) if callable(value) else value for key, value in chosen.items() if value is not None}
+    base = _base_config(config, {**_checked(settings or {}), **specs, "clients.count": len(names)})
+    models = [_model_of(client, name, given) for client, name in zip(clients, names, strict=True)]
     with given.at_hand():
-        data = [GivenData(name, own.data, own.labels, own.test) for name, own in zip(names, clients, strict=True)]
+        data = [ClientData(name, own.data, own.labels, own.test) for name, own in zip(names, clients, strict=True)]
         prepared, shared = read_clients(data, models, rad, base)
         final = _fill_in(base, names, models, len(shared))
-        site = PythonSite(RunFolder(run_dir or "."), prepared, shared, sources_of(data, rad))
-        path = default_folder(final, site, finished=True) if run_dir is None else Path(run_dir)
-        site.folder = RunFolder(path)
+        passed = PassedData(prepared, shared, sources_of(data, rad))
+        site, path = LocalSite(passed), None if run_dir is None else Path(run_dir)
         if more:
+            path = path or default_folder(final, site, finished=True)[0]
             continue_with(RunFolder.open(path), differences(RunFolder.open(path).read_config(), final))
-        notes = notes_before(path, final, site, chosen=run_dir is not None)
-        folder = open_run(path, final, site)
-        print_notes(notes if progress is True else ())
-        site.load_starting_weights(final)
-        finished = folder.finished
-        train_here(folder, site, progress)
-        print_notes(notes_after(folder, finished) if progress is True else ())
-    return Run(folder, site, given)
+        run = prepare(final, path, site=site, finished=True)
+        console = Console(stderr=True, quiet=progress is not True)
+        _print_lines(console, _lines_before(run, names, chosen=path is not None))
+        passed.load_starting_weights(run.folder)
+        was_finished = run.folder.finished
+        train_here(run, progress)
+        _print_lines(console, _lines_after(run.folder, was_finished))
+    return Run(run.folder, site, given)
+
+
+# --- what is printed besides the progress of the rounds ---
+
+
+def _print_lines(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _lines_before(run: Prepared, names: Sequence[str], chosen: bool) -> Iterator[str]:
+    """Yield what a user must know before training. `chosen`: whether the user chose the folder."""
+    if run.continues:
+        if not chosen and not run.folder.finished:
+            yield f"continuing the unfinished run in {run.folder.path}"
+        return
+    if run.other:
+        yield f"{run.other[0]} holds a run with different {run.other[1]}; this is a new run in {run.folder.path}"
+    config = run.folder.read_config()
+    specs = {name: config.model_of(k).encoder for k, name in enumerate(names)}
+    only_here = {name: find(spec, "encoder") for name, spec in specs.items() if is_at_hand(spec)}
+    if only_here:
+        remedies = dict.fromkeys(map(_how_to_import, only_here.values()))
+        whose = f"{', '.join(only_here)}: the encoder{'s' * (len(only_here) > 1)}"
+        yield f"{whose} cannot be opened in another process. To change this, {' and '.join(remedies)}."
+
+
+def _how_to_import(encoder: object) -> str:
+    """Return how an encoder can be passed so that other processes find it, too."""
+    if isinstance(encoder, nn.Module):
+        return f"pass the class {type(encoder).__name__}, or a function, from a module"
+    name = getattr(encoder, "__name__", type(encoder).__name__)
+    return "pass a function from a module instead of a lambda" if name == "<lambda>" else f"define {name} in a module"
+
+
+def _lines_after(folder: RunFolder, was_finished: bool) -> Iterator[str]:
+    if not was_finished and not folder.read_json("results.json")["mean"]:
+        yield "no labels, so no accuracy: look at run.report() and hetero-ssfl neighbours"
+    again = " (finished before; to train again, pass another run_dir)" if was_finished else ""
+    yield f"run folder: {folder.path}{again}"
 
 
 # --- from arguments to a config and a site ---
@@ -188,11 +219,28 @@ TAKEN_FROM = {
 """Settings that `federate` takes from its other arguments."""
 
 
-def _check_settings(settings: Mapping[str, Any]) -> None:
+def _base_config(config: str | Config | None, settings: Mapping[str, Any]) -> Config:
+    """Return the config to start from, without the data of a preset. Only a config that says so has validation data."""
+    base = load_config(config) if isinstance(config, str) else config or Config()
+    if config is None or config in preset_names():
+        base = base.model_copy(update={"data": DataConfig(validation=0)})
+    elif "validation" not in base.data.model_fields_set:
+        base = with_settings(base, {"data.validation": 0})
+    return with_settings(base, settings)
+
+
+def _checked(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings, unless one of them is an argument of `federate`."""
     for key in flat(settings):
-        found = next((words for own, words in TAKEN_FROM.items() if f"{key}.".startswith(f"{own}.")), None)
-        if found:
-            raise ConfigError(f"settings has '{key}', which federate takes from {found} instead. Remove it.")
+        source = next((argument for own, argument in TAKEN_FROM.items() if f"{key}.".startswith(f"{own}.")), None)
+        if source:
+            raise ConfigError(f"settings has '{key}', which federate takes from {source} instead. Remove it.")
+    return settings
+
+
+def _model_of(client: Client, name: str, given: Given) -> ModelConfig:
+    heads = {"projector": client.projector, "predictor": client.predictor}
+    return validate({"encoder": _encoder_name(client.encoder, name, given), **heads}, ModelConfig)
 
 
 def _encoder_name(encoder: Any, who: str, given: Given) -> str:
@@ -227,7 +275,7 @@ def _fill_in(config: Config, names: Sequence[str], models: Sequence[ModelConfig]
         weights = tuple(weights[k] for k in sorted(range(len(names)), key=names.__getitem__))
     changes = {
         "data.source": GIVEN,
-        "rad.size": enough(rad_size),
+        "rad.size": check_rad_size(rad_size),
         "rad.source": None,
         "clients.models": [model.model_dump() for model in models],
         "clients.weights": weights,

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from ..config import Config, evaluation_config
 from ..data import Data
 from ..errors import ConfigError, RunError
-from ..federation.continuing import continue_with
 from ..federation.participants import Site, open_site
-from ..federation.start import open_run, run_here
+from ..federation.start import Prepared, change_settings, reopen
 from ..plugins import GIVEN, Given
 from ..report.progress import RunView
 from ..runs.events import ClientTrained, Listener
@@ -36,13 +35,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def train_here(folder: RunFolder, site: Site, progress: bool | Listener) -> None:
+def train_here(run: Prepared, progress: bool | Listener) -> None:
     """Run all remaining rounds on this machine and show them, or pass the events to a function."""
     if callable(progress):
-        run_here(folder, site, progress)
+        run.train(progress)
         return
-    with RunView(Console(stderr=True), folder.read_config().name, quiet=not progress, shorter="rounds=1") as view:
-        run_here(folder, site, view)
+    with RunView(Console(stderr=True), run.folder.read_config().name, quiet=not progress, shorter="rounds=1") as view:
+        run.train(view)
 
 
 class Run:
@@ -72,7 +71,7 @@ class Run:
     def clients(self) -> list[str]:
         """The clients' names in the order they were passed; for participants on other machines, sorted."""
         try:
-            return self._site.names(self.config)
+            return [client.name for client in self._site.clients(self.folder)]
         except (ConfigError, RunError):
             return sorted(self.folder.read_json("results.json")["clients"])
 
@@ -85,7 +84,7 @@ class Run:
 
     def _encoders(self, client: int | str | None = None) -> Encoders:
         """Return the encoder of one client, or of all clients whose encoder exists here; warn about the others."""
-        names = self._site.names(self.config)
+        names = [client.name for client in self._site.clients(self.folder)]
         wanted = [k for k, name in enumerate(names) if client is None or client in (k, name)]
         if not wanted:
             raise RunError(
@@ -187,10 +186,8 @@ class Run:
         """
         wanted = {**(settings or {}), **({} if rounds is None else {"rounds": rounds})}
         with self._given.at_hand():
-            self._site.node_configs(self.config)  # raises if some objects do not exist here, before anything changes
-            open_run(self.path, self.config, self._site)  # raises if the data have changed
-            continue_with(self.folder, wanted)
-            train_here(self.folder, self._site, progress)
+            change_settings(self.folder, wanted, self._site)
+            train_here(reopen(self.folder, self._site), progress)
         self.__dict__.pop("_mutual", None)
         return self
 
@@ -208,7 +205,7 @@ class Run:
                 "encoder": re.sub(rf"^{GIVEN}:(.*?)(-[0-9a-f]{{8}})?(-\d+)?$", r"\1", str(model["encoder"])),
                 "parameters": model["parameters"],
                 **{key: last.get(name, {}).get(key) for key in _FIGURES},
-                "mutual_cka": self._alike.get(name),
+                "mutual_cka": self._mean_cka.get(name),
                 **results["clients"].get(name, {}),
                 **{f"{key}_untrained": value for key, value in results["untrained"].get(name, {}).items()},
             }
@@ -239,7 +236,7 @@ class Run:
             return mutual_cka_of(self.folder, self._site, trained=True)
 
     @property
-    def _alike(self) -> dict[str, float]:
+    def _mean_cka(self) -> dict[str, float]:
         """Mean CKA of each client with the others; empty if the encoders are not available."""
         try:
             names, matrix = self._mutual
@@ -269,18 +266,17 @@ class Run:
             left.plot([r for r, _ in own], [loss for _, loss in own], marker="o", markersize=3, label=name)
         left.set(xlabel="round", ylabel="self-supervised loss")
         left.legend(frameon=False, fontsize=7)
-        words = "self-supervised loss of each client over the rounds"
-        if self._alike:
-            heat_map(right, self.mutual_cka, "mutual CKA on the RAD", list(self._alike))
-            words += (
-                f"; mutual CKA of the clients, {', '.join(f'{n} {v:.2f}' for n, v in self._alike.items())} on average"
-            )
+        alt = "self-supervised loss of each client over the rounds"
+        if self._mean_cka:
+            heat_map(right, self.mutual_cka, "mutual CKA on the RAD", list(self._mean_cka))
+            means = ", ".join(f"{name} {value:.2f}" for name, value in self._mean_cka.items())
+            alt += f"; mutual CKA of the clients, {means} on average"
         else:
             right.set_axis_off()
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight")
         data = base64.b64encode(buffer.getvalue()).decode()
-        return f'<img alt="{escape(words)}" src="data:image/png;base64,{data}">'
+        return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
 
 
 _FIGURES = ("examples", "loss_ssl", "loss_alignment", "spread", "effective_rank")

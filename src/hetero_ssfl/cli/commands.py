@@ -140,11 +140,9 @@ def _resume(path: Path, overrides: list[str], as_json: bool, quiet: bool) -> Non
     folder = RunFolder.open(path)
     if overrides:
         from ..config import settings_of
-        from ..federation.continuing import continue_with
-        from ..federation.start import check_resumable
+        from ..federation.start import change_settings
 
-        check_resumable(folder)
-        continue_with(folder, settings_of(overrides))
+        change_settings(folder, settings_of(overrides))
         if folder.read_facts().elsewhere:
             say(f"changed; continue with: {escape(resume_command(path))}")
             return
@@ -163,22 +161,20 @@ def _train(
 
     if config.engine.kind == "in-process":
         open_fork_server()  # imports torch for the workers while this process imports it for itself
-    from ..federation.start import default_folder, fitted, resume, site_for, start
+    from ..federation.start import prepare, reopen
     from ..report.progress import RunView
     from ..report.tables import Result, results_table
 
-    if folder is None:
-        config = fitted(config, nodes)
-    if path is None:
-        path = default_folder(config, site_for(Path(), nodes))
-        if path.exists() and not quiet:
-            err.print(f"continuing the unfinished run in {escape(str(path))}", highlight=False, soft_wrap=True)
     try:
         with RunView(err, config.name, quiet, shorter=None if as_json else "--rounds 1") as view:
-            folder = start(config, path, view, nodes) if folder is None else resume(folder, view)
+            prepared = prepare(config, path, nodes) if folder is None else reopen(folder)
+            if path is None and prepared.continues and not quiet:
+                text = f"continuing the unfinished run in {escape(str(prepared.folder.path))}"
+                err.print(text, highlight=False, soft_wrap=True)
+            path = prepared.folder.path
+            folder = prepared.train(view)
     except KeyboardInterrupt:
         _say_how_to_resume(path)
-    assert folder is not None
     result = Result.read(folder)
     if as_json:
         print_json({"run": str(folder.path), **result.results})

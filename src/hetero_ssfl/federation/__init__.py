@@ -2,7 +2,7 @@
 
 start.py        the one way to start or continue a run
 continuing.py   more rounds or other settings for an earlier run
-server/         the server's side of a round: the loop, who is connected, the saved state
+server/         the server's side of a round: the loop, messages, who is connected, evaluation, the saved state
 client/         the participant's side of a round: a ClientApp and what its process keeps
 participants/   who takes part, where their images and models are, and what a node accepts
 wire.py         what travels in Flower's messages, and how it is checked; wire_sums.py for secure sums

@@ -1,4 +1,4 @@
-"""Start or continue a run: `open_run` creates or opens it, `serve` runs it on any grid, `run_here` on this machine.
+"""Start or continue a run: `prepare` creates or opens it, `Prepared.train` runs it here, `serve` on any grid.
 
 The command line, Python and deployments follow the same policy for a run folder:
 
@@ -12,9 +12,11 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.serverapp import Grid
@@ -30,8 +32,8 @@ from ..runs.folder import FAULTS, RunFolder, resume_command
 from .continuing import WHO_MAY_JOIN, continue_with
 from .engines.forkserver import open_fork_server
 from .engines.workers import InlineGrid, WorkerGrid
-from .participants import NodeSite, SimulatedSite, Site, open_site
-from .participants.simulated import data_changes
+from .participants import LocalSite, NodeSite, Site, open_site
+from .participants.split import data_changes
 from .server.loop import Server
 from .server.status_file import reporting
 from .server.tensorboard import check_tracking, tracking
@@ -41,36 +43,80 @@ log = logging.getLogger(__name__)
 # --- starting ---
 
 
-def start(config: Config, run_dir: Path, listen: Listener, nodes: Sequence[Path] = ()) -> RunFolder:
+@dataclass(frozen=True)
+class Prepared:
+    """A run that was created or opened, before its rounds are run."""
+
+    folder: RunFolder
+    site: Site
+    continues: bool
+    """Whether the folder held this run before."""
+    other: tuple[Path, str] | None = None
+    """The newest other run whose folder has this run's default name, and what differs; for a message."""
+
+    def train(self, listen: Listener) -> RunFolder:
+        """Run the remaining rounds on this machine, with the engine that the config names."""
+        folder, config = self.folder, self.folder.read_config()
+        if folder.finished:
+            return folder
+        remember([*(model.encoder for model in config.clients.models), *config.own_code.values()])
+        remember_places(places_of(folder))
+        if config.engine.kind == "simulation":
+            from .engines.ray_engine import simulate
+
+            simulate(lambda grid: serve(grid, folder, listen), folder, config)
+        else:
+            with open_grid(self.site, folder, listen) as grid:
+                serve(grid, folder, listen)
+        return folder
+
+
+def start(
+    config: Config, run_dir: Path | None = None, listen: Listener = lambda _: None, nodes: Sequence[Path] = ()
+) -> RunFolder:
     """Run a federation to the end, or continue it. `nodes` are settings files of participants with their own images."""
-    if config.engine.kind == "in-process":
-        open_fork_server()  # it imports torch while this process reads the data
-    site = site_for(run_dir, nodes)
-    return run_here(open_run(run_dir, fitted(config, nodes), site), site, listen)
-
-
-def fitted(config: Config, nodes: Sequence[Path] = ()) -> Config:
-    """Return the config as a run starts with it: with default sizes that fit the data on this machine."""
-    return fit_rad(config) if nodes else fit_to_data(config)
-
-
-def site_for(run_dir: Path, nodes: Sequence[Path] = ()) -> Site:
-    """Return the site of a new run: settings files of participants, or a split of one data set."""
-    return NodeSite(nodes) if nodes else SimulatedSite(RunFolder(run_dir))
+    return prepare(config, run_dir, nodes).train(listen)
 
 
 def resume(folder: RunFolder, listen: Listener) -> RunFolder:
     """Continue after the last finished round. A finished run is not changed."""
-    site = open_site(folder, to_train=True)
-    return run_here(open_run(folder.path, folder.read_config(), site), site, listen)
+    return reopen(folder).train(listen)
 
 
-def check_resumable(folder: RunFolder) -> None:
-    """Raise an error if the run cannot continue here: before something about it is changed."""
+def prepare(
+    config: Config,
+    run_dir: Path | None = None,
+    nodes: Sequence[Path] = (),
+    site: Site | None = None,
+    finished: bool = False,
+) -> Prepared:
+    """Create the run, or open it to continue.
+
+    Without a site, the participants are `nodes`, or a split of one data set, and sizes that the config does not name
+    are fitted to the data. Without `run_dir`, `default_folder` chooses it, with `finished`.
+    """
+    if site is None:
+        if config.engine.kind == "in-process":
+            open_fork_server()  # it imports torch while this process reads the data
+        config = fit_rad(config) if nodes else fit_to_data(config)
+        site = NodeSite(nodes) if nodes else LocalSite()
+    path, other = (run_dir, None) if run_dir else default_folder(config, site, finished)
+    existed = RunFolder(path).exists
+    return Prepared(open_run(path, config, site), site, existed, None if existed else other)
+
+
+def reopen(folder: RunFolder, site: Site | None = None) -> Prepared:
+    """Open a run to continue it."""
+    site = site or open_site(folder, to_train=True)
+    return Prepared(open_run(folder.path, folder.read_config(), site), site, continues=True)
+
+
+def change_settings(folder: RunFolder, settings: Mapping[str, Any], site: Site | None = None) -> None:
+    """Give a run other settings for its next rounds. Nothing is changed if it cannot continue on this machine."""
     if not folder.read_facts().elsewhere:
-        site = open_site(folder, to_train=True)
-        site.node_configs(folder.read_config())
-        open_run(folder.path, folder.read_config(), site)
+        reopened = reopen(folder, site)
+        reopened.site.nodes(folder)  # raises if some objects do not exist here
+    continue_with(folder, settings)
 
 
 def warn_of_changed_data(folder: RunFolder) -> None:
@@ -89,7 +135,7 @@ def open_run(path: Path, config: Config, site: Site) -> RunFolder:
     """Create the run, or open it to continue. See the module docstring for the policy."""
     method_for(config)
     check_tracking(config)
-    if config.engine.kind == "simulation" and not site.runs_on_ray:
+    if config.engine.kind == "simulation" and site.kind != "simulated":
         raise ConfigError(
             "engine.kind = 'simulation' cannot reach these participants from Ray's processes. Leave it out."
         )
@@ -100,10 +146,10 @@ def open_run(path: Path, config: Config, site: Site) -> RunFolder:
             if not RunFolder(path).exists:  # another process may have created it meanwhile
                 return RunFolder.create(path, config, lambda folder: setup.write(folder, site.kind))
     folder = RunFolder.open(path)
-    found = _what_differs(folder, config, site)
-    if found:
+    difference = _what_differs(folder, config, site)
+    if difference:
         raise RunError(
-            f"'{path}' holds a run with different {found}. Continue that run with: {resume_command(path)}; "
+            f"'{path}' holds a run with different {difference}. Continue that run with: {resume_command(path)}; "
             "or choose another run folder."
         )
     changed = differences(folder.read_config(), config)
@@ -112,23 +158,28 @@ def open_run(path: Path, config: Config, site: Site) -> RunFolder:
     return folder
 
 
-def default_folder(config: Config, site: Site, finished: bool = False) -> Path:
+def default_folder(config: Config, site: Site, finished: bool = False) -> tuple[Path, tuple[Path, str] | None]:
     """Return runs/NAME-METHOD-seedN, or NAME-METHOD-seedN-2 etc.: where this run is unfinished, or a new folder.
 
-    With `finished`, it can also be where this very run is finished.
+    With `finished`, it can also be where this very run is finished. Also return the newest other run of this name, if
+    the folder is new, and what differs.
     """
     *taken, new = _folders_of_name(config)
-    return next((old for old in reversed(taken) if _is_this_run(old, config, site, finished)), new)
+    for path in reversed(taken):
+        folder = RunFolder(path)
+        usable = folder.exists and not folder.is_busy() and (finished or not folder.finished)
+        if usable and _difference_in(folder, config, site) is None:
+            return path, None
+    newest = _difference_in(RunFolder(taken[-1]), config, site) if taken else None
+    return new, (taken[-1], newest) if newest else None
 
 
-def namesake(config: Config, site: Site) -> tuple[Path, str] | None:
-    """Return the newest other run whose folder has this run's default name, and what differs; for messages."""
-    *taken, _ = _folders_of_name(config)
+def _difference_in(folder: RunFolder, config: Config, site: Site) -> str | None:
+    """Return what differs from the run in a folder; "" if the folder cannot be read."""
     try:
-        found = _what_differs(RunFolder.open(taken[-1]), config, site) if taken else None
+        return _what_differs(RunFolder.open(folder.path), config, site)
     except HeteroSSFLError:
-        found = None
-    return (taken[-1], found) if found else None
+        return ""
 
 
 def _folders_of_name(config: Config) -> list[Path]:
@@ -140,25 +191,12 @@ def _folders_of_name(config: Config) -> list[Path]:
     return folders
 
 
-def _is_this_run(path: Path, config: Config, site: Site, finished: bool) -> bool:
-    """Return whether the folder holds this very run, and no process is training in it."""
-    folder = RunFolder(path)
-    if not folder.exists or folder.is_busy() or (folder.finished and not finished):
-        return False
-    try:
-        return _what_differs(RunFolder.open(path), config, site) is None
-    except HeteroSSFLError:
-        return False
-
-
 def _what_differs(folder: RunFolder, config: Config, site: Site) -> str | None:
     """Return what differs from the run in a folder. A run that was given other settings is also its earlier self."""
     if folder.read_facts().site != site.kind:
         return "participants"
-    changed = site.difference(folder)
-    return changed or (
-        None if config in [before for _, before in folder.read_earlier()] else _difference(folder.read_config(), config)
-    )
+    earlier = [before for _, before in folder.read_earlier()]
+    return site.difference(folder) or (None if config in earlier else _difference(folder.read_config(), config))
 
 
 def _difference(before: Config, now: Config) -> str | None:
@@ -174,56 +212,38 @@ def _difference(before: Config, now: Config) -> str | None:
 # --- running the rounds ---
 
 
-def serve(grid: Grid, run: RunFolder, site: Site, listen: Listener) -> None:
+def serve(grid: Grid, run: RunFolder, listen: Listener) -> None:
     """Run all remaining rounds. Only one process at a time can do this in a folder."""
     config = run.read_config()
     with run.lock(), torch_threads(config.engine.threads):
         if not run.finished:
-            server = Server(grid, run, config, reporting(run, tracking(run, listen)), site.may_be_away)
+            server = Server(grid, run, config, reporting(run, tracking(run, listen)))
             try:
                 server.run()
             except HeteroSSFLError:
                 raise
-            except (
-                Exception
-            ) as error:  # of a user's own method: the screen shows the traceback, and the folder keeps it
+            except Exception as error:  # of a user's own method: the screen shows it, and the folder keeps it
                 append_line(run.path / FAULTS, "".join(traceback.format_exception(error)))
                 raise
 
 
-def run_here(folder: RunFolder, site: Site, listen: Listener) -> RunFolder:
-    """Run the federation on this machine, with the engine that its config names."""
-    config = folder.read_config()
-    if folder.finished:
-        return folder
-    remember([*(model.encoder for model in config.clients.models), *config.own_code.values()])
-    remember_places(places_of(folder))
-    if config.engine.kind == "simulation":
-        from .engines.ray_engine import simulate
-
-        simulate(lambda grid: serve(grid, folder, site, listen), folder, config)
-    else:
-        with open_grid(site, config, listen) as grid:
-            serve(grid, folder, site, listen)
-    return folder
-
-
-def open_grid(site: Site, config: Config, listen: Listener) -> WorkerGrid | InlineGrid:
+def open_grid(site: Site, folder: RunFolder, listen: Listener) -> WorkerGrid | InlineGrid:
     """Open a grid of worker processes.
 
     If only this process has the participants, the workers are forked from it; where a fork is not safe, the clients
     run in this process.
     """
+    config = folder.read_config()
 
     def on_progress(name: str, done: float, loss: float) -> None:
         listen(Progressed(name, done, loss))
 
-    nodes, threads = site.node_configs(config), config.engine.threads
+    nodes, threads = site.nodes(folder), config.engine.threads
     workers = config.engine.workers or (os.cpu_count() or 1 if config.engine.device == "cpu" else 1)
     if config.engine.device != "cpu":
         for k, node in enumerate(nodes):
             node["gpu-fraction"] = gpu_fraction(config, k, workers)
-    if not site.only_this_process:
+    if site.kind != "python":
         return WorkerGrid(nodes, workers, threads, on_progress)
     # Neither OpenMP threads nor CUDA survive a fork, so a forked worker must not need them.
     safe = sys.platform == "linux" and config.engine.device == "cpu" and threads == 1

@@ -27,8 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     log_to_stderr("server")
     try:
         config = fit_rad(load_config(_setting(context, "config")))
-        site = NodeSite()
-        serve(grid, open_run(Path(_setting(context, "run-dir")), config, site), site, log_event)
+        serve(grid, open_run(Path(_setting(context, "run-dir")), config, NodeSite()), log_event)
     except HeteroSSFLError as error:
         log.error("%s", error)
         raise RuntimeError(str(error)) from None  # Flower reports this text; it would treat sys.exit as a lost task
@@ -42,7 +41,7 @@ def log_event(event: Event) -> None:
 
 
 def _setting(context: Context, key: str) -> str:
-    found = context.run_config.get(key)
-    if not found:
+    value = context.run_config.get(key)
+    if not value:
         raise ConfigError(f"the run config has no '{key}'. Pass it: flwr run APP --run-config '{key}=\"PATH\"'.")
-    return str(found)
+    return str(value)

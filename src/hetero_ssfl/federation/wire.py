@@ -8,7 +8,8 @@ import io
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,13 +30,13 @@ Scalar = int | float | str | bool
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 FEDERATION = re.compile(r"[0-9a-f]{32}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-FIGURE = re.compile(r"[a-z][a-z0-9_]{0,39}(%)?")
-MOST_FIGURES = 100
-LARGEST_FIGURE = 1e30  # sums over clients must stay finite
-LONGEST_HEADER = 1000  # bytes of an array's header, which is parsed as Python literals
+METRIC = re.compile(r"[a-z][a-z0-9_]{0,39}(%)?")
+MAX_METRICS = 100
+MAX_METRIC = 1e30  # sums over clients must stay finite
+MAX_HEADER = 1000  # bytes of an array's header, which is parsed as Python literals
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-MOST_EXAMPLES = 10**9
-LONGEST_LIST = 100_000
+MAX_EXAMPLES = 10**9
+MAX_LIST = 100_000
 DIVERGED, LOST_STATE = 100, 101  # error codes of clients, beyond Flower's own: the loss is not finite, a damaged state
 
 
@@ -75,7 +76,7 @@ def with_rad(content: RecordDict, rad: ArrayRecord) -> RecordDict:
 
 def with_lists(content: RecordDict, lists: Mapping[str, list[str] | list[bytes]]) -> RecordDict:
     """Add lists of texts or of bytes. Empty ones are left out, because their type would be lost."""
-    return RecordDict({**content, "lists": ConfigRecord({name: found for name, found in lists.items() if found})})
+    return RecordDict({**content, "lists": ConfigRecord({name: entries for name, entries in lists.items() if entries})})
 
 
 def pack_reply(
@@ -111,7 +112,7 @@ def tensor_of(array: Array, what: str) -> Tensor:
     try:
         stream = io.BytesIO(array.data)
         read_header = HEADERS[np.lib.format.read_magic(stream)]
-        shape, fortran, dtype = read_header(stream, max_header_size=LONGEST_HEADER)
+        shape, fortran, dtype = read_header(stream, max_header_size=MAX_HEADER)
         size, left = math.prod(shape) * dtype.itemsize, len(array.data) - stream.tell()
         if dtype.hasobject or min(shape, default=0) < 0 or size != left:
             raise ValueError(f"it claims {size} bytes and has {left}")
@@ -129,40 +130,38 @@ def fields_of(content: RecordDict) -> dict[str, Scalar]:
 
 def texts_of(content: RecordDict, name: str) -> list[str]:
     """Return a list of names of participants."""
-    found = _list_of(content, name)
-    for text in found:
+    texts = _list_of(content, name)
+    for text in texts:
         if not isinstance(text, str) or not NAME.fullmatch(text):
             raise ProtocolError(f"the list '{name}' has {str(text)[:64]!r}, expected names of participants.")
-    return [str(text) for text in found]
+    return [str(text) for text in texts]
 
 
 def blobs_of(content: RecordDict, name: str) -> list[bytes]:
-    found = _list_of(content, name)
-    if not all(isinstance(blob, bytes) for blob in found):
-        raise ProtocolError(f"the list '{name}' has something else than bytes.")
-    return [bytes(blob) for blob in found]
+    blobs = _list_of(content, name)
+    if not all(isinstance(blob, bytes) for blob in blobs):
+        raise ProtocolError(f"the list '{name}' must contain only bytes.")
+    return [bytes(blob) for blob in blobs]
 
 
 def _list_of(content: RecordDict, name: str) -> list[Any]:
     record: Mapping[str, object] = content.config_records.get("lists", {})
-    found = record.get(name, [])
-    if not isinstance(found, list) or len(found) > LONGEST_LIST:
-        raise ProtocolError(f"the message has no list '{name}' of at most {LONGEST_LIST:,} entries.")
-    return found
+    entries = record.get(name, [])
+    if not isinstance(entries, list) or len(entries) > MAX_LIST:
+        raise ProtocolError(f"the message has no list '{name}' of at most {MAX_LIST:,} entries.")
+    return entries
 
 
 def metrics_of(content: RecordDict) -> dict[str, float]:
     """Return the metrics of a message, checked for use in an event: plain names and finite numbers."""
     record: Mapping[str, object] = content.metric_records.get("metrics", {})
-    if len(record) > MOST_FIGURES:
-        raise ProtocolError(f"the message has {len(record)} figures, expected at most {MOST_FIGURES}.")
+    if len(record) > MAX_METRICS:
+        raise ProtocolError(f"the message has {len(record)} metrics, expected at most {MAX_METRICS}.")
     for name, value in record.items():
-        if not FIGURE.fullmatch(name) or name in RESERVED:
-            raise ProtocolError(f"'{name[:40]}' is not a valid name for a figure.")
-        if not isinstance(value, (int, float)) or not abs(value) <= LARGEST_FIGURE:
-            raise ProtocolError(
-                f"the figure '{name}' is {str(value)[:40]}, expected a number between ±{LARGEST_FIGURE:g}."
-            )
+        if not METRIC.fullmatch(name) or name in RESERVED:
+            raise ProtocolError(f"'{name[:40]}' is not a valid name for a metric.")
+        if not isinstance(value, (int, float)) or not abs(value) <= MAX_METRIC:
+            raise ProtocolError(f"the metric '{name}' is {str(value)[:40]}, expected a number between ±{MAX_METRIC:g}.")
     return {name: float(value) for name, value in record.items()}  # type: ignore[arg-type]
 
 
@@ -177,9 +176,9 @@ def header_of(fields: Mapping[str, Scalar]) -> Header:
     return Header(federation, number, rad)
 
 
-def check_header(found: Header, expected: Header, sender: str) -> None:
+def check_header(header: Header, expected: Header, sender: str) -> None:
     for what in ("federation", "round", "rad"):
-        a, b = getattr(found, what), getattr(expected, what)
+        a, b = getattr(header, what), getattr(expected, what)
         if a != b:
             raise ProtocolError(
                 f"{sender} replied for {what} {str(a)[:12]}, expected {str(b)[:12]}: it answers another message."
@@ -188,20 +187,29 @@ def check_header(found: Header, expected: Header, sender: str) -> None:
 
 def read_update(content: RecordDict, expected: Header, sender: str) -> Update:
     """Read a client's reply to a train message."""
-    fields = fields_of(content)
-    check_header(header_of(fields), expected, sender)
-    examples = fields.get("examples")
-    if type(examples) is not int or not 1 <= examples <= MOST_EXAMPLES:
-        raise ProtocolError(
-            f"{sender} reports training on {str(examples)[:40]} images, expected 1 to {MOST_EXAMPLES:,}."
-        )
-    return Update(examples, arrays_of(content), metrics_of(content))
+    with _reply_of(sender):
+        fields = fields_of(content)
+        check_header(header_of(fields), expected, sender)
+        examples = fields.get("examples")
+        if type(examples) is not int or not 1 <= examples <= MAX_EXAMPLES:
+            raise ProtocolError(f"it trained on {str(examples)[:40]} images, expected 1 to {MAX_EXAMPLES:,}.")
+        return Update(examples, arrays_of(content), metrics_of(content))
 
 
-def read_figures(content: RecordDict, expected: Header, sender: str) -> dict[str, float]:
+def read_metrics(content: RecordDict, expected: Header, sender: str) -> dict[str, float]:
     """Read a client's reply to an evaluate message."""
-    check_header(header_of(fields_of(content)), expected, sender)
-    return metrics_of(content)
+    with _reply_of(sender):
+        check_header(header_of(fields_of(content)), expected, sender)
+        return metrics_of(content)
+
+
+@contextmanager
+def _reply_of(sender: str) -> Iterator[None]:
+    """Name the sender in an error."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise ProtocolError(f"{sender} sent a reply that cannot be used: {error}") from None
 
 
 # --- bytes ---

@@ -74,10 +74,10 @@ def pack_vector(fields: Mapping[str, Scalar], vector: Vector) -> RecordDict:
 def vector_of(content: RecordDict, layout: Layout, sender: str) -> Vector:
     arrays = {name: array.numpy() for name, array in arrays_of(content).items()}
     expected = {"figures": (SIGNED[64], layout.figures), "body": (SIGNED[layout.word], layout.body)}
-    found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-    if found != {name: (np.dtype(kind), (size,)) for name, (kind, size) in expected.items()}:
+    sent = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    if sent != {name: (np.dtype(kind), (size,)) for name, (kind, size) in expected.items()}:
         raise ProtocolError(
-            f"{sender} sent {str(found)[:200]}, expected {layout.body} integers of {layout.word} bits and "
+            f"{sender} sent {str(sent)[:200]}, expected {layout.body} integers of {layout.word} bits and "
             f"{layout.figures} of 64. It may have a different RAD."
         )
     return Vector(arrays["figures"].view(np.uint64), arrays["body"].view(UNSIGNED[layout.word]))

@@ -1,12 +1,10 @@
 """Describe a data source and, for a preset or a config, how its images are split among the clients."""
 
-from pathlib import Path
 from typing import Any
 
 from ..config import load_config, parse_config, preset_names
 from ..data import USUAL_SIDE, UnequalSizesError, digest, fit_rad, image_sizes, kept_apart, load_images
-from ..federation.participants import SimulatedSite
-from ..runs.folder import RunFolder
+from ..federation.participants.split import split_data_set
 
 
 def describe_data(source: str, overrides: list[str]) -> dict[str, Any]:
@@ -41,7 +39,7 @@ def describe_data(source: str, overrides: list[str]) -> dict[str, Any]:
     if train.labels is not None and not has_clients:
         facts["images_per_class"] = train.labels.bincount().tolist()
     elif train.labels is not None:
-        setup = SimulatedSite(RunFolder(Path())).set_up(fit_rad(config, *train.pixels.shape[1:3]))
+        setup = split_data_set(fit_rad(config, *train.pixels.shape[1:3]))
         facts |= {
             "rad_images": len(setup.rad),
             "rad_digest": digest(setup.rad),

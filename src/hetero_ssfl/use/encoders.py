@@ -10,7 +10,7 @@ from ..config import Config
 from ..data import is_here
 from ..errors import HeteroSSFLError, RunError
 from ..federation.client.scoring import evaluate
-from ..federation.participants import PythonSite, Site, open_site
+from ..federation.participants import PassedData, Request, Site, open_site
 from ..federation.participants.node import RadMissingError
 from ..federation.participants.participant import Participant
 from ..federation.start import places_of, torch_threads, warn_of_changed_data
@@ -27,25 +27,24 @@ log = logging.getLogger(__name__)
 
 def participants(folder: RunFolder, site: Site, config: Config) -> Iterator[Participant]:
     """Yield the participants on this machine in their current state."""
-    for number in range(len(site.names(config))):
-        yield participant_of(folder, site, config, number)
+    for number, client in enumerate(site.clients(folder)):
+        yield participant_of(folder, site, config, number, client.encoder)
 
 
-def participant_of(folder: RunFolder, site: Site, config: Config, number: int) -> Participant:
-    """Return one participant on this machine in its current state.
+def participant_of(folder: RunFolder, site: Site, config: Config, number: int, spec: str) -> Participant:
+    """Return one participant on this machine in its current state. `spec` is its encoder's.
 
     A run folder from elsewhere may name code to import, so that code must be trusted first.
     """
     check_trusted(config.method, "method")
-    spec = site.encoder(number, config)
     if is_missing(spec):
         raise RunError(f"{missing_object('encoder', spec)}: {resume_command(folder.path)}.")
     check_trusted(spec, "encoder")
     facts = folder.read_json("facts.json")
     header = Header(facts.get("federation", ""), 0, facts.get("rad_digest", ""))
-    trained = {} if site.may_be_away else (folder.committed() or {}).get("trained", {})
+    trained = {} if site.kind == "nodes" else (folder.committed() or {}).get("trained", {})
     try:
-        participant = site.participant(number, config, header)
+        participant = site.participant(folder, number, Request(config, header))
         return replace(participant, trained=trained.get(participant.name))
     except RadMissingError as error:
         raise RunError(str(error)) from None
@@ -69,14 +68,14 @@ class Encoders:
 def encoders_of(folder: RunFolder, site: Site, trained: bool = True, clients: Sequence[int] | None = None) -> Encoders:
     """Build the clients' encoders, trained or untrained. One that cannot be built does not hide the others."""
     config = folder.read_config()
-    names, modules, missing, rad = site.names(config), {}, {}, None
-    for number in range(len(names)) if clients is None else clients:
+    everyone, found, missing, rad = site.clients(folder), {}, {}, None
+    for number in range(len(everyone)) if clients is None else clients:
         try:
-            participant = participant_of(folder, site, config, number)
-            modules[participant.name], rad = participant.encoder(trained), participant.rad
+            participant = participant_of(folder, site, config, number, everyone[number].encoder)
+            found[participant.name], rad = participant.encoder(trained), participant.rad
         except (HeteroSSFLError, RuntimeError) as error:  # RuntimeError: the encoder's code has changed since training
-            missing[names[number]] = str(error)
-    return Encoders(modules, rad, missing)
+            missing[everyone[number].name] = str(error)
+    return Encoders(found, rad, missing)
 
 
 def check_data(folder: RunFolder) -> None:
@@ -93,16 +92,17 @@ def reevaluate(
 
     Encoders that were passed as objects and do not exist in this process are left out, with a warning.
     """
-    if site is None or type(site) is not PythonSite:  # objects of this program come from no folder
+    if type(getattr(site, "passed", None)) is not PassedData:  # objects of this program come from no folder
         check_data(folder)
     site = site or open_site(folder)
-    names = site.names(config)
-    here = [k for k in range(len(names)) if not is_missing(site.encoder(k, config))]
-    for number in sorted(set(range(len(names))) - set(here)):
-        log.warning("%s is left out: its encoder was passed as an object that does not exist here", names[number])
+    everyone = site.clients(folder)
+    for client in (client for client in everyone if is_missing(client.encoder)):
+        log.warning("%s is left out: its encoder was passed as an object that does not exist here", client.name)
     with torch_threads(config.engine.threads):
-        for number in here:
-            participant = participant_of(folder, site, config, number)
+        for number, client in enumerate(everyone):
+            if is_missing(client.encoder):
+                continue
+            participant = participant_of(folder, site, config, number, client.encoder)
             yield participant.name, evaluate(participant, participant.newest(), split)
 
 
@@ -111,7 +111,7 @@ def read_rad_features(folder: RunFolder, trained: bool) -> RadFeatures:
     site = open_site(folder)
     if trained:
         warn_of_changed_data(folder)
-    count = len(site.names(folder.read_config()))
+    count = len(site.clients(folder))
     built = encoders_of(folder, site, trained, range(min(count, MAX_CLIENTS))).require()
     assert built.rad is not None
     rows = shown_rows(len(built.rad))

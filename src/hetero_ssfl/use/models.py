@@ -146,13 +146,12 @@ def _model_folders(run: RunFolder) -> dict[str, Path]:
     """Return the folder of each client's model, by name."""
     from ..federation.participants import open_site
 
-    folders = open_site(run).model_folders(run)
-    if not folders:
+    if run.read_facts().elsewhere:
         raise RunError(
             f"'{run.path}' contains no models: the participants keep them on their own machines. There, use the folder "
             f"federations/{run.read_json('facts.json').get('federation', 'ID')}/model in the node's home instead."
         )
-    return folders
+    return {client.name: client.model for client in open_site(run).clients(run)}
 
 
 def _resolve(client: str | None, folders: dict[str, Path]) -> str:

@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache, partial, wraps
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from torch import Tensor
@@ -22,8 +22,9 @@ from ...methods.capabilities import Noise, SecureSums
 from ...plugins import remember
 from ...runs.folder import RunFolder
 from ..logs import log_to_stderr
-from ..participants import NodeSite, SimulatedSite, Site
-from ..participants.node import RadMissingError
+from ..participants import LocalSite, Request, Site
+from ..participants.node import RadMissingError, answer_request, check_message
+from ..participants.node_settings import NodeSettings, read_node
 from ..participants.participant import Participant
 from ..wire import (
     DIVERGED,
@@ -39,7 +40,7 @@ from ..wire import (
     rad_of,
 )
 from ..wire_sums import pack_vector, session_of
-from .budget import Budget, keep_figures
+from .budget import Budget, keep_metrics
 from .faults import full_text, public_text
 from .memory import ClientCache
 from .scoring import evaluate, export_model
@@ -51,7 +52,6 @@ SPLITS = ("validation", "test")
 
 Report = Callable[[str, float, float], None]
 """Called with a client's name, the fraction of its round that is done, and its loss."""
-Handler = Callable[[Message, Context], Message]
 
 
 @dataclass
@@ -68,35 +68,39 @@ class ClientProcess:
     home: Path | None = None
     """The home of the node that this process last worked for, where its faults are recorded."""
     clients: ClientCache = field(default_factory=ClientCache)
-    _nodes: dict[Path, NodeSite] = field(default_factory=dict)
-    _simulated: dict[Path, SimulatedSite] = field(default_factory=dict)
+    _settings: dict[Path, NodeSettings] = field(default_factory=dict)
+    """Settings of nodes. They are read once per process: restart the process to change them."""
+    _split: LocalSite = field(default_factory=LocalSite)
 
     def is_local(self, node: Mapping[str, Any]) -> bool:
         """Return whether the participant is part of a run on this machine, not a node with its own owner."""
-        return not node.get("settings") and bool(self.site or self.run_dir or node.get("run-dir"))
+        return not node.get("settings") and bool(self.run_dir or node.get("run-dir"))
 
-    def open_site(self, node: Mapping[str, Any]) -> tuple[Site, int]:
-        """Return the site that a node config refers to, and the participant's number in it."""
-        if self.threads:
-            torch.set_num_threads(self.threads)
-        if self.site is not None:
-            return self.site, int(node["number"])
-        settings, run_dir = node.get("settings"), node.get("run-dir") or self.run_dir
-        if settings:
-            path = Path(str(settings))
-            opened = self._nodes.setdefault(path, NodeSite([path]))
-            torch.set_num_threads(opened.settings(0).threads)  # a process may serve several nodes
-            log_to_stderr(opened.settings(0).name)
-            self.home = opened.settings(0).home
-            return opened, 0
+    def settings(self, node: Mapping[str, Any]) -> NodeSettings | None:
+        """Return the node settings that a node config refers to; None for a participant of a run on this machine."""
+        if not node.get("settings"):
+            return None
+        path = Path(str(node["settings"]))
+        if path not in self._settings:
+            self._settings[path] = read_node(path)
+        settings = self._settings[path]
+        torch.set_num_threads(settings.threads)  # a process may serve several nodes
+        log_to_stderr(settings.name)
+        self.home = settings.home
+        return settings
+
+    def participant(self, node: Mapping[str, Any], request: Request) -> Participant:
+        """Return the participant of a run on this machine that a node config refers to."""
+        run_dir = node.get("run-dir") or self.run_dir
         if not run_dir or not {"number", "partition-id"} & node.keys():
             raise ProtocolError(
                 "this node has neither a settings file nor a run folder. "
                 "Start it with node-config 'settings=\"node.toml\"'."
             )
-        path = Path(str(run_dir))
-        site = self._simulated.setdefault(path, SimulatedSite(RunFolder(path)))
-        return site, int(node["number"] if "number" in node else node["partition-id"])
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        number = int(node["number"] if "number" in node else node["partition-id"])
+        return (self.site or self._split).participant(RunFolder(Path(str(run_dir))), number, request)
 
 
 # --- from a message to a participant ---
@@ -108,36 +112,45 @@ class Instruction:
 
     header: Header
     fields: Mapping[str, Scalar]
-    arrays: Mapping[str, Tensor]
+    content: RecordDict
+    context: Context
     participant: Participant
 
-    def summing(self, context: Context) -> Summing:
-        """Return the secure sum that the message belongs to."""
+    @cached_property
+    def arrays(self) -> Mapping[str, Tensor]:
+        return arrays_of(self.content)
+
+    @property
+    def summing(self) -> Summing:
+        """The secure sum that the message belongs to."""
         if not self.participant.config.privacy.secure:
             raise ProtocolError("the server asks for a secure sum, but its config has privacy.secure = false.")
-        return Summing(self.participant, session_of(self.header, self.fields), context)
+        return Summing(self.participant, session_of(self.header, self.fields), self.context)
 
     @property
     def starts_after(self) -> int | None:
         """The round of the state to start from, if the server knows it; 0 for an untrained client."""
-        found = self.fields.get("starts_after")
-        return found if type(found) is int and 0 <= found <= self.header.round else None
+        number = self.fields.get("starts_after")
+        return number if type(number) is int and 0 <= number <= self.header.round else None
 
 
-def receive(process: ClientProcess, message: Message, context: Context, hello: bool = False) -> Instruction:
-    """Open the site, check the message against the participant's limits, and return both parsed."""
-    site, number = process.open_site(context.node_config)
-    site.admit(number, message)  # before anything in it is parsed
+def receive(process: ClientProcess, message: Message, context: Context) -> Instruction:
+    """Check the message against the participant's limits, parse it, and open the participant."""
+    settings = process.settings(context.node_config)
+    if settings:
+        check_message(settings, message)  # before anything in it is parsed
     fields = fields_of(message.content)
     header = header_of(fields)
     try:
         config = _config(str(fields.get("config")))
     except ConfigError as error:
         raise ProtocolError(f"the server's config is not possible here: {error}") from None
-    shape = (whole(fields, "channels"), whole(fields, "side")) if hello else None
-    participant = site.participant(number, config, header, shape, rad_of(message.content))
+    hello = message.metadata.message_type == "query"
+    shape = (read_int(fields, "channels"), read_int(fields, "side")) if hello else None
+    request = Request(config, header, shape, rad_of(message.content))
+    participant = answer_request(settings, request) if settings else process.participant(context.node_config, request)
     remember([participant.model.encoder])
-    return Instruction(header, fields, arrays_of(message.content), participant)
+    return Instruction(header, fields, message.content, context, participant)
 
 
 @lru_cache(maxsize=8)
@@ -145,35 +158,11 @@ def _config(config_toml: str) -> Config:
     return parse_config(config_toml, origin="the server's config")
 
 
-def answering(process: ClientProcess) -> Callable[[Handler], Handler]:
-    """Turn any exception of a handler into an error reply (faults.py): Flower would send its whole text."""
-
-    def decorate(handler: Handler) -> Handler:
-        @wraps(handler)
-        def answer(message: Message, context: Context) -> Message:
-            try:
-                return handler(message, context)
-            except RadMissingError:
-                return Message(pack(fields={"need": "rad"}), reply_to=message)
-            except Exception as error:
-                reason = full_text(error) if process.is_local(context.node_config) else public_text(error, process.home)
-                return Message(Error(_code(error), reason), reply_to=message)
-
-        return answer
-
-    return decorate
-
-
-def whole(fields: Mapping[str, Scalar], key: str) -> int:
+def read_int(fields: Mapping[str, Scalar], key: str) -> int:
     value = fields.get(key)
     if type(value) is not int:
         raise ProtocolError(f"the message names {key} = {str(value)[:40]}, expected a whole number.")
     return value
-
-
-def _code(error: Exception) -> int:
-    own: dict[type[Exception], int] = {DivergedError: DIVERGED, LostStateError: LOST_STATE}
-    return own.get(type(error), ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
 
 
 # --- the messages that a participant answers ---
@@ -183,102 +172,98 @@ def client_app(process: ClientProcess) -> ClientApp:
     """Build the ClientApp of one process."""
     app = ClientApp()
 
-    @app.query()
-    @answering(process)
-    def hello(message: Message, context: Context) -> Message:
-        """Reply with the participant's name and model. Flower's node ids are random, names are stable."""
-        asked = receive(process, message, context, hello=True)
-        participant = asked.participant
-        facts: dict[str, Scalar] = {
-            "name": participant.name,
-            "encoder": participant.model.encoder,
-            "parameters": participant.parameters,
-            "examples": 0 if hides_figures(participant.config) else len(participant.images),
-            "has_rad": participant.has_rad,
-        }
-        return Message(pack_reply(asked.header, facts=facts), reply_to=message)
+    def answering(handle: Callable[[Instruction], RecordDict]) -> Callable[[Message, Context], Message]:
+        """Turn any exception of a handler into an error reply (faults.py): Flower would send its whole text."""
 
-    @app.train()
-    @answering(process)
-    def train(message: Message, context: Context) -> Message:
-        """Train one round: load the previous state, train, save the new state, reply."""
-        asked = receive(process, message, context)
-        participant, down = asked.participant, Broadcast(asked.header.round, asked.arrays)
-        summing = asked.summing(context) if participant.config.privacy.secure else None
-        if summing:
-            summing.check(message.content)
-        with participant.states.lock():
-            budget = Budget(participant)
-            budget.check()
-            client = process.clients.get(participant, down.round - 1, asked.starts_after)
-            client.progress = partial(
-                process.report, client.name
-            )  # not a closure over the client, which would keep it alive
-            method = method_for(participant.config)
-            method.check_broadcast(client, down)
+        def answer(message: Message, context: Context) -> Message:
             try:
-                update = method.local_update(client, down.to(client.device))
-            except BaseException:
-                process.clients.drop(participant)
-                raise
-            if down.round > 0:
-                participant.states.save(down.round, client.learner.state_dict())
-            budget.spend()
-        log.info("round %d done: %s", down.round, dict(update.metrics))
-        if hides_figures(participant.config):
-            keep_figures(participant, down.round, update.metrics)
-        if summing:
-            assert isinstance(method, SecureSums)
-            masked = summing.masked(message.content, method, update)
-            return Message(pack_vector(asdict(asked.header), masked), reply_to=message)
-        if participant.config.privacy.epsilon is not None:
-            assert isinstance(method, Noise)  # method_for has checked it
-            update = method.with_noise(update)
-        return Message(pack_update(asked.header, update), reply_to=message)
+                return Message(handle(receive(process, message, context)), reply_to=message)
+            except RadMissingError:
+                return Message(pack(fields={"need": "rad"}), reply_to=message)
+            except Exception as error:
+                reason = full_text(error) if process.is_local(context.node_config) else public_text(error, process.home)
+                code = CODES.get(type(error), ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+                return Message(Error(code, reason), reply_to=message)
 
-    @app.query("keys")
-    @answering(process)
-    def advertise_keys(message: Message, context: Context) -> Message:
-        asked = receive(process, message, context)
-        return Message(asked.summing(context).keys(pack_reply(asked.header)), reply_to=message)
+        return answer
 
-    @app.query("shares")
-    @answering(process)
-    def share_secrets(message: Message, context: Context) -> Message:
-        asked = receive(process, message, context)
-        reply = asked.summing(context).shares(message.content, pack_reply(asked.header))
-        return Message(reply, reply_to=message)
-
-    @app.query("unmask")
-    @answering(process)
-    def reveal_shares(message: Message, context: Context) -> Message:
-        asked = receive(process, message, context)
-        reply = asked.summing(context).unmask(message.content, pack_reply(asked.header))
-        return Message(reply, reply_to=message)
-
-    @app.evaluate()
-    @answering(process)
-    def score(message: Message, context: Context) -> Message:
-        """Probe the encoder after a round. On the last evaluation, also export it as a model."""
-        asked = receive(process, message, context)
-        participant, number, split = asked.participant, asked.header.round, str(asked.fields.get("split"))
-        if split not in SPLITS:
-            raise ProtocolError(f"the message names the images '{split[:40]}', expected {' or '.join(SPLITS)}.")
-        if asked.arrays:
-            metrics = evaluate(participant, with_global_model(participant, asked.arrays), split)
-        elif number == 0:
-            metrics = evaluate(participant, participant.untrained(), split)
-        else:
-            client = process.clients.get(participant, number, asked.starts_after)
-            metrics = evaluate(participant, client.learner, split)
-            if asked.fields.get("export"):
-                export_model(participant, client)
-        return Message(pack_reply(asked.header, metrics=metrics), reply_to=message)
-
+    app.query()(answering(introduce))
+    app.train()(answering(partial(train, process)))
+    app.evaluate()(answering(partial(score, process)))
+    app.query("keys")(answering(lambda asked: asked.summing.keys(pack_reply(asked.header))))
+    app.query("shares")(answering(lambda asked: asked.summing.shares(asked.content, pack_reply(asked.header))))
+    app.query("unmask")(answering(lambda asked: asked.summing.unmask(asked.content, pack_reply(asked.header))))
     return app
 
 
-def hides_figures(config: Config) -> bool:
+CODES: dict[type[Exception], int] = {DivergedError: DIVERGED, LostStateError: LOST_STATE}
+
+
+def introduce(asked: Instruction) -> RecordDict:
+    """Reply with the participant's name and model. Flower's node ids are random, names are stable."""
+    participant = asked.participant
+    facts: dict[str, Scalar] = {
+        "name": participant.name,
+        "encoder": participant.model.encoder,
+        "parameters": participant.parameters,
+        "examples": 0 if hides_metrics(participant.config) else len(participant.images),
+        "has_rad": participant.has_rad,
+    }
+    return pack_reply(asked.header, facts=facts)
+
+
+def train(process: ClientProcess, asked: Instruction) -> RecordDict:
+    """Train one round: load the previous state, train, save the new state, reply."""
+    participant, down = asked.participant, Broadcast(asked.header.round, asked.arrays)
+    summing = asked.summing if participant.config.privacy.secure else None
+    if summing:
+        summing.check(asked.content)
+    with participant.states.lock():
+        budget = Budget(participant)
+        budget.check()
+        client = process.clients.get(participant, down.round - 1, asked.starts_after)
+        # Not a closure over the client, which would keep it alive.
+        client.progress = partial(process.report, client.name)
+        method = method_for(participant.config)
+        method.check_broadcast(client, down)
+        try:
+            update = method.local_update(client, down.to(client.device))
+        except BaseException:
+            process.clients.drop(participant)
+            raise
+        if down.round > 0:
+            participant.states.save(down.round, client.learner.state_dict())
+        budget.spend()
+    log.info("round %d done: %s", down.round, dict(update.metrics))
+    if hides_metrics(participant.config):
+        keep_metrics(participant, down.round, update.metrics)
+    if summing:
+        assert isinstance(method, SecureSums)
+        return pack_vector(asdict(asked.header), summing.masked(asked.content, method, update))
+    if participant.config.privacy.epsilon is not None:
+        assert isinstance(method, Noise)  # method_for has checked it
+        update = method.with_noise(update)
+    return pack_update(asked.header, update)
+
+
+def score(process: ClientProcess, asked: Instruction) -> RecordDict:
+    """Probe the encoder after a round. On the last evaluation, also export it as a model."""
+    participant, number, split = asked.participant, asked.header.round, str(asked.fields.get("split"))
+    if split not in SPLITS:
+        raise ProtocolError(f"the message names the images '{split[:40]}', expected {' or '.join(SPLITS)}.")
+    if asked.arrays:
+        metrics = evaluate(participant, with_global_model(participant, asked.arrays), split)
+    elif number == 0:
+        metrics = evaluate(participant, participant.untrained(), split)
+    else:
+        client = process.clients.get(participant, number, asked.starts_after)
+        metrics = evaluate(participant, client.learner, split)
+        if asked.fields.get("export"):
+            export_model(participant, client)
+    return pack_reply(asked.header, metrics=metrics)
+
+
+def hides_metrics(config: Config) -> bool:
     """Tell whether a client keeps its losses and its number of images to itself."""
     return config.privacy.secure or config.privacy.epsilon is not None
 

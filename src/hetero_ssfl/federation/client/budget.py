@@ -1,4 +1,4 @@
-"""What a participant has spent of its privacy, and its own figures, which a server does not get: both on its disk."""
+"""What a participant has spent of its privacy, and its own metrics, which a server does not get: both on its disk."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,8 +63,8 @@ class Budget:
         }
 
 
-def keep_figures(participant: Participant, round_number: int, figures: Mapping[str, float]) -> None:
-    """Add the participant's own figures of a round to a file on its disk. The server gets means of them, or nothing."""
+def keep_metrics(participant: Participant, round_number: int, metrics: Mapping[str, float]) -> None:
+    """Add the participant's own metrics of a round to a file on its disk. The server gets means of them, or nothing."""
     path: Path = participant.states.path / "figures.json"
     before = read_json(path) if path.exists() else {}
-    write_json(path, {**before, str(round_number): dict(figures)})
+    write_json(path, {**before, str(round_number): dict(metrics)})

@@ -21,7 +21,7 @@ from ...runs.folder import FAULTS
 
 log = logging.getLogger(__name__)
 
-MOST_LETTERS = 1000  # of an error in a reply or in the log; a config may hold much longer words
+MAX_CHARACTERS = 1000  # of an error in a reply or in the log; a config may hold much longer words
 
 SENTENCES: tuple[tuple[type[BaseException], str, str], ...] = (
     (DataError, "data", "its images cannot be used"),
@@ -75,4 +75,4 @@ def _system_reason(error: BaseException) -> str | None:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:MOST_LETTERS]
+    return " ".join(str(error).split())[:MAX_CHARACTERS]

@@ -12,7 +12,7 @@ from ...learning.training import TrainingClient
 from ..participants.participant import Participant
 
 
-class Kept(NamedTuple):
+class CachedClient(NamedTuple):
     client: TrainingClient
     kind: Hashable
     size: int
@@ -26,32 +26,32 @@ class ClientCache:
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Path, Kept] = OrderedDict()
+        self._cached: OrderedDict[Path, CachedClient] = OrderedDict()
         self._spare: dict[Hashable, Learner] = {}
 
     def get(self, participant: Participant, limit: int, wanted: int | None = None) -> TrainingClient:
         """Return the client as it was after round `wanted`, or else after its newest round up to `limit`."""
         key, budget = participant.states.path, participant.config.engine.memory_mb * 2**20
         newest = participant.states.newest(limit) if wanted is None else wanted
-        kept = self._kept.pop(key, None)
-        if kept is None or kept.client.round != newest or kept.client.config != participant.config:
+        cached = self._cached.pop(key, None)
+        if cached is None or cached.client.round != newest or cached.client.config != participant.config:
             own = participant.images
             labels = own.labels if participant.classes else None
             learner = participant.learner(newest, self._spare.pop(participant.kind, None))
             networks_and_data = (learner, own.pixels, participant.rad, labels)
             client = TrainingClient(participant.name, participant.config, *networks_and_data, newest)
-            kept = Kept(client, participant.kind, move_images(client, budget))
-        self._kept[key] = kept
+            cached = CachedClient(client, participant.kind, move_images(client, budget))
+        self._cached[key] = cached
         self._shrink(budget)
-        return kept.client
+        return cached.client
 
     def drop(self, participant: Participant) -> None:
         """Remove a client whose training was interrupted: its networks do not belong to any round."""
-        self._kept.pop(participant.states.path, None)
+        self._cached.pop(participant.states.path, None)
 
     def _shrink(self, budget: int) -> None:
-        while len(self._kept) > 1 and sum(kept.size for kept in self._kept.values()) > budget:
-            _, oldest = self._kept.popitem(last=False)
+        while len(self._cached) > 1 and sum(cached.size for cached in self._cached.values()) > budget:
+            _, oldest = self._cached.popitem(last=False)
             if oldest.kind:
                 self._spare[oldest.kind] = oldest.client.learner
 

@@ -33,8 +33,8 @@ from ..participants.participant import Participant
 from ..wire import texts_of
 from ..wire_sums import named_of, roster_of, with_named, with_roster
 
-KEPT = "secure-sum"
-MOST_SEEN = 10_000  # fingerprints of keys
+STATE_KEY = "secure-sum"
+MAX_SEEN = 10_000  # fingerprints of keys
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Summing:
     def unmask(self, asked: RecordDict, reply: RecordDict) -> RecordDict:
         survivors, dropped, state = texts_of(asked, "survivors"), texts_of(asked, "dropped"), self.state
         shares = reveal(state, self.session, survivors, dropped, named_of(asked), self.rules)
-        self.context.state.pop(KEPT, None)
+        self.context.state.pop(STATE_KEY, None)
         self.memory.reveal(self.participant.name, self.session.round, survivors)
         return with_named(reply, shares)
 
@@ -90,7 +90,7 @@ class Summing:
 
     @property
     def state(self) -> ClientState:
-        record: Mapping[str, Any] = self.context.state.config_records.get(KEPT, {})
+        record: Mapping[str, Any] = self.context.state.config_records.get(STATE_KEY, {})
         if "state" not in record:
             raise ProtocolError(
                 f"{self.participant.name} has no keys for this sum: it was restarted, or has already revealed its "
@@ -99,7 +99,7 @@ class Summing:
         return ClientState.from_json(str(record["state"]))
 
     def keep(self, state: ClientState) -> None:
-        self.context.state[KEPT] = ConfigRecord({"state": state.to_json()})
+        self.context.state[STATE_KEY] = ConfigRecord({"state": state.to_json()})
 
     @property
     def memory(self) -> "Memory":
@@ -118,7 +118,7 @@ class Memory:
         """For each round, a hash of the participants whose sum was revealed."""
 
     def see(self, fingerprints: list[str]) -> None:
-        self.seen = [*self.seen, *fingerprints][-MOST_SEEN:]
+        self.seen = [*self.seen, *fingerprints][-MAX_SEEN:]
         self._save()
 
     def reveal(self, name: str, round_number: int, survivors: list[str]) -> None:
@@ -127,8 +127,8 @@ class Memory:
         After a crash the server repeats a round, with the same vectors. From two sums over different participants it
         could compute the vectors of those that are only in one.
         """
-        found = sha256("\0".join(sorted(survivors)).encode()).hexdigest()[:32]
-        if self.revealed.setdefault(str(round_number), found) != found:
+        participants = sha256("\0".join(sorted(survivors)).encode()).hexdigest()[:32]
+        if self.revealed.setdefault(str(round_number), participants) != participants:
             raise ProtocolError(
                 f"{name} has revealed the sum of round {round_number} for other participants. The difference of both "
                 "sums would show single contributions: go on with the next round."

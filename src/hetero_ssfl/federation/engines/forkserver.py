@@ -38,6 +38,19 @@ def _die_with(parent_sentinel: int) -> None:
     os._exit(1)
 
 
+def cause_of_death(exit_code: int | None) -> str:
+    """Describe the exit code or signal that ended a worker process, and what the user can try."""
+    if exit_code is None or exit_code >= 0:
+        return f"its process ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    if name == "SIGKILL":
+        return "its process was killed (SIGKILL). If the system ran out of memory, lower engine.workers or optim.batch"
+    return (
+        f"its process died of {name}. Try hetero-ssfl check machine, engine.threads = 1, or older processor "
+        "instructions: set ONEDNN_MAX_CPU_ISA=AVX in the environment"
+    )
+
+
 @contextmanager
 def script_hidden() -> Iterator[None]:
     """Keep a process that is started in this block from running the user's script, which multiprocessing would import.

@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from ..wire import decode, decode_state, encode, encode_state
-from .forkserver import end_with_parent, interrupts_ignored, open_fork_server, script_hidden
+from .forkserver import cause_of_death, end_with_parent, interrupts_ignored, open_fork_server, script_hidden
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -145,7 +145,10 @@ class _Node:
 
 
 class LocalGrid(Grid):
-    """Base of both grids: nodes by number, pending messages, and replies that have not been pulled yet."""
+    """Base of both grids: nodes by number, pending messages, and replies that have not been pulled yet.
+
+    Use as a context manager.
+    """
 
     def __init__(self, nodes: list[dict[str, Any]], on_progress: ProgressListener | None = None) -> None:
         self._nodes = {number + 2: _Node(config) for number, config in enumerate(nodes)}
@@ -154,6 +157,12 @@ class LocalGrid(Grid):
         self._replies: dict[str, Message] = {}
         self._run: Any = None
         set_identity(SERVER_NODE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def set_run(self, run: Any) -> None:
         self._run = run
@@ -210,19 +219,13 @@ class LocalGrid(Grid):
 
 
 class InlineGrid(LocalGrid):
-    """Runs one client after another in this process, where it cannot be forked safely. Use as a context manager."""
+    """Runs one client after another in this process, where it cannot be forked safely."""
 
     def __init__(self, nodes: list[dict[str, Any]], site: "Site", on_progress: ProgressListener | None = None) -> None:
         super().__init__(nodes, on_progress)
         from ..client.app import ClientProcess, client_app
 
         self._app = client_app(ClientProcess(site=site, report=on_progress or (lambda *_: None)))
-
-    def __enter__(self) -> "InlineGrid":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def _receive(self, timeout: float) -> None:
         if self._pending:
@@ -233,24 +236,8 @@ class InlineGrid(LocalGrid):
             self._replies[reply.metadata.reply_to_message_id] = reply
 
 
-def cause_of_death(exit_code: int | None) -> str:
-    """Describe the exit code or signal that ended a worker process, and what the user can try."""
-    if exit_code is None or exit_code >= 0:
-        return f"its process ended with exit code {exit_code}"
-    name = signal.Signals(-exit_code).name
-    if name == "SIGKILL":
-        return "its process was killed (SIGKILL). If the system ran out of memory, lower engine.workers or optim.batch"
-    return (
-        f"its process died of {name}. Try hetero-ssfl check machine, engine.threads = 1, or older processor "
-        "instructions: set ONEDNN_MAX_CPU_ISA=AVX in the environment"
-    )
-
-
 class WorkerGrid(LocalGrid):
-    """Sends messages to worker processes of this machine. Use as a context manager.
-
-    Workers are started by the fork server, or forked from this process if a `site` is given.
-    """
+    """Sends messages to worker processes, which the fork server starts; or forks them itself if a `site` is given."""
 
     def __init__(
         self,
@@ -267,9 +254,6 @@ class WorkerGrid(LocalGrid):
         for _ in range(min(workers, len(nodes))):
             self._workers.append(self._start())
 
-    def __enter__(self) -> "WorkerGrid":
-        return self
-
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
             worker.connection.close()  # ends an idle worker
@@ -283,8 +267,8 @@ class WorkerGrid(LocalGrid):
         inherited = [ours, *(worker.connection for worker in self._workers)] if self._site else []
         args = (theirs, self._threads, dict(os.environ), inherited, self._site)
         process = self._context.Process(target=work, args=args, daemon=True)  # type: ignore[attr-defined]
-        forked = self._site is not None  # from this process: it keeps the script and imports nothing
-        with interrupts_ignored(), nullcontext() if forked else script_hidden(), warnings.catch_warnings():
+        script = nullcontext() if self._site else script_hidden()  # a forked worker imports nothing
+        with interrupts_ignored(), script, warnings.catch_warnings():
             # With one torch thread, forking is as safe as for a DataLoader's workers; newer Pythons always warn.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()

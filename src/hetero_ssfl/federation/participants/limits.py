@@ -10,9 +10,9 @@ from ...errors import ProtocolError
 from ...methods.costs import Workload, disk_bytes, evaluation_seconds, memory_bytes, training_seconds
 
 ACCELERATOR = 50.0  # times as fast as one core
-LARGEST_NUMBER = 2**53
-LONGEST_LINE = 1000  # of a config: the time to parse a dotted key grows with the square of its length
-MOST_FRACTIONS = 20  # of evaluation.label_shares; each adds up to four figures to a reply
+MAX_NUMBER = 2**53
+MAX_LINE = 1000  # of a config: the time to parse a dotted key grows with the square of its length
+MAX_FRACTIONS = 20  # of evaluation.label_shares; each adds up to four figures to a reply
 
 
 class LimitsConfig(Section):
@@ -60,9 +60,9 @@ def check_text(limits: LimitsConfig, config_toml: str) -> None:
             "Shorten it, or raise limits.config_kb in the node settings."
         )
     longest = max(map(len, config_toml.splitlines()), default=0)
-    if longest > LONGEST_LINE:
+    if longest > MAX_LINE:
         raise ProtocolError(
-            f"the config from the server has a line of {longest:,} letters, expected at most {LONGEST_LINE}."
+            f"the config from the server has a line of {longest:,} characters, expected at most {MAX_LINE}."
         )
 
 
@@ -70,9 +70,9 @@ def check_numbers(who: str, config: Config) -> None:
     """Refuse numbers that no computation needs and that overflow in some."""
     for key, value in flat(config.model_dump(mode="json")).items():
         for number in _numbers(value):
-            if abs(number) > LARGEST_NUMBER and isinstance(number, int):
+            if abs(number) > MAX_NUMBER and isinstance(number, int):
                 raise ProtocolError(
-                    f"{who} was asked for {key} = {str(number)[:12]}..., expected at most {LARGEST_NUMBER}."
+                    f"{who} was asked for {key} = {str(number)[:12]}..., expected at most {MAX_NUMBER}."
                 )
 
 

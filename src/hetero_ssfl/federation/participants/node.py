@@ -7,9 +7,8 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from flwr.app import Message
@@ -25,13 +24,13 @@ from ...methods import METHODS, method_class
 from ...methods.costs import Workload
 from ...runs.folder import RunFolder, SiteKind
 from ...runs.states import StateFolder
-from ..wire import FEDERATION, Header, check_size, fields_of
-from .identity import Identity, open_identity
-from .limits import MOST_FRACTIONS, check_costs, check_numbers, check_text
+from ..wire import FEDERATION, check_size, fields_of
+from .identity import open_identity
+from .limits import MAX_FRACTIONS, check_costs, check_numbers, check_text
 from .node_rad import blank_rad, check_rad, find_rad, save_rad
 from .node_settings import NodeSettings, read_node
 from .participant import NOBODY, Participant
-from .site import NodeConfig, RadShape, Setup
+from .site import ClientInfo, NodeConfig, Request, Setup
 
 
 def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None:
@@ -71,9 +70,9 @@ def check_instruction(node: NodeSettings, config: Config, rad_rows: int) -> None
                 f"Lower it, or raise limits.{what} in the node settings."
             )
     fractions = len(config.evaluation.label_shares)
-    if fractions > MOST_FRACTIONS:
+    if fractions > MAX_FRACTIONS:
         raise ProtocolError(
-            f"{node.name} was asked for {fractions} evaluation.label_shares, expected at most {MOST_FRACTIONS}."
+            f"{node.name} was asked for {fractions} evaluation.label_shares, expected at most {MAX_FRACTIONS}."
         )
 
 
@@ -117,99 +116,77 @@ class NodeSite:
     A server whose participants are all on other machines has none.
     """
 
-    kind: ClassVar[SiteKind] = "nodes"
-    may_be_away: ClassVar[bool] = True
-    only_this_process: ClassVar[bool] = False
-    runs_on_ray: ClassVar[bool] = False
+    kind: SiteKind = "nodes"
 
     def __init__(self, paths: Sequence[Path] = ()) -> None:
         self.paths = tuple(paths)
-        self._read: dict[Path, NodeSettings] = {}
 
-    def settings(self, number: int) -> NodeSettings:
-        """Return the node settings. They are read once per process: restart the process to change them."""
-        path = self.paths[number]
-        if path not in self._read:
-            self._read[path] = read_node(path)
-        return self._read[path]
-
-    # --- before the run: on the server ---
+    @cached_property
+    def settings(self) -> list[NodeSettings]:
+        """The settings of all nodes. They are read once per process: restart the process to change them."""
+        return [read_node(path) for path in self.paths]
 
     def set_up(self, config: Config) -> Setup:
         """Read every settings file, and the RAD, the only images that the server has."""
-        for number in range(len(self.paths)):
-            self.settings(number)
+        _ = self.settings
+        facts = {"skipped_images": 0, "nodes": [str(path.resolve()) for path in self.paths]}
         if config.rad.source is None:
             raise ConfigError(
                 "rad.source is not set, but the server of a federation has no images of its own. "
                 "Set rad.source to the shared unlabeled data set."
             )
-        rad = load_rad_alone(config)
-        facts: dict[str, object] = {
-            "skipped_images": 0,
-            "nodes": [str(path.resolve()) for path in self.paths],
-        }
-        return Setup(rad, facts)
+        return Setup(load_rad_alone(config), facts)
 
     def difference(self, folder: RunFolder) -> str | None:
         before = folder.read_json("facts.json").get("nodes", [])
         return None if before == [str(path.resolve()) for path in self.paths] else "node settings files"
 
-    # --- who takes part ---
-
-    def names(self, config: Config) -> list[str]:
+    def clients(self, folder: RunFolder) -> list[ClientInfo]:
         self._must_be_here()
-        return [self.settings(k).name for k in range(len(self.paths))]
+        federation = str(folder.read_json("facts.json").get("federation"))
+        models = {node.name: _federation_folder(node, federation) / "model" for node in self.settings}
+        return [ClientInfo(node.name, node.encoder.encoder, models[node.name]) for node in self.settings]
 
-    def node_configs(self, config: Config) -> list[NodeConfig]:
+    def nodes(self, folder: RunFolder) -> list[NodeConfig]:
         self._must_be_here()
         return [{"name": str(path), "settings": str(path.resolve())} for path in self.paths]
 
     def _must_be_here(self) -> None:
         if not self.paths:
             raise RunError(
-                "the participants of this run and their models are on other machines. Look there. "
+                "the participants of this run and their models are on other machines. Run this command there. "
                 "(Or their settings files are here, but were not used here: then list them in HETERO_SSFL_TRUST.)"
             )
 
-    def admit(self, number: int, message: Message) -> None:
-        limits = self.settings(number).limits
-        check_size(message, limits.message_mb, "the server")
-        check_text(limits, str(fields_of(message.content).get("config")))
+    def participant(self, folder: RunFolder, number: int, request: Request) -> Participant:
+        return answer_request(self.settings[number], request)
 
-    def encoder(self, number: int, config: Config) -> str:
-        return self.settings(number).encoder.encoder
 
-    def participant(
-        self,
-        number: int,
-        config: Config,
-        header: Header,
-        rad_shape: RadShape = None,
-        rad_sent: Tensor | None = None,
-    ) -> Participant:
-        """Return the participant if the config is within its limits. Only then is a RAD that was sent saved."""
-        node = self.settings(number)
-        if header.round > config.rounds:
-            raise ProtocolError(f"the message names round {header.round} of a run of {config.rounds} rounds.")
-        if rad_sent is not None:
-            check_rad(node, header.rad, rad_sent)
-        rad = find_rad(node, header.rad) if rad_sent is None else rad_sent
-        if rad is None and rad_shape:
-            return replace(open_node(node, config, header.federation, blank_rad(node, *rad_shape)), has_rad=False)
-        if rad is None:
-            raise RadMissingError(f"{node.name} does not have the RAD of this run. Continue the run first.")
-        if len(rad) != config.rad.size:
-            raise ProtocolError(f"the RAD has {len(rad)} images, but the config names rad.size = {config.rad.size}.")
-        opened = open_node(node, config, header.federation, rad)
-        if rad_sent is not None:
-            save_rad(node, header.rad, rad_sent)
-        return opened
+def check_message(node: NodeSettings, message: Message) -> None:
+    """Raise ProtocolError for a message that this node refuses to parse."""
+    check_size(message, node.limits.message_mb, "the server")
+    check_text(node.limits, str(fields_of(message.content).get("config")))
 
-    def model_folders(self, folder: RunFolder) -> dict[str, Path]:
-        federation = str(folder.read_json("facts.json").get("federation"))
-        nodes = [self.settings(k) for k in range(len(self.paths))]
-        return {node.name: _federation_folder(node, federation) / "model" for node in nodes}
+
+def answer_request(node: NodeSettings, request: Request) -> Participant:
+    """Return the participant if the config is within its limits. Only then is a RAD that was sent saved."""
+    config, header, sent = request.config, request.header, request.rad_sent
+    if header.round > config.rounds:
+        raise ProtocolError(f"the message names round {header.round} of a run of {config.rounds} rounds.")
+    if sent is not None:
+        check_rad(node, header.rad, sent)
+    rad = find_rad(node, header.rad) if sent is None else sent
+    if rad is None and request.rad_shape:
+        blank = blank_rad(node, *request.rad_shape)
+        return replace(open_node(node, config, header.federation, blank), has_rad=False)
+    if rad is None:
+        raise RadMissingError(f"{node.name} does not have the RAD of this run. Continue the run first.")
+    if len(rad) != config.rad.size:
+        raise ProtocolError(f"the RAD has {len(rad)} images, but the config names rad.size = {config.rad.size}.")
+    opened = open_node(node, config, header.federation, rad)
+    if sent is not None:
+        save_rad(node, header.rad, sent)
+    return opened
 
 
 def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -> Participant:
@@ -239,9 +216,8 @@ def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -
         }
     )
     place = _federation_folder(node, federation)
-    kind = "".join(c if c.isalnum() else "-" for c in model.encoder).strip(
-        "-"
-    )  # another encoder starts with a new state
+    # Another encoder starts with a new state.
+    kind = "".join(c if c.isalnum() else "-" for c in model.encoder).strip("-")
     return Participant(
         name=node.name,
         config=config,
@@ -255,13 +231,9 @@ def open_node(node: NodeSettings, asked: Config, federation: str, rad: Tensor) -
         balanced=True,
         labeled=lambda: _images(config, "train"),
         held_out=lambda split: _images(config, split),
-        identity=_identity(node) if asked.privacy.secure else NOBODY,
+        identity=open_identity(node.key, node.peers, node.limits.participants) if asked.privacy.secure else NOBODY,
         budget=None if node.limits.epsilon is None else (node.limits.epsilon, node.limits.delta),
     )
-
-
-def _identity(node: NodeSettings) -> Identity:
-    return open_identity(node.key, node.peers, node.limits.participants)
 
 
 def _images(config: Config, split: str) -> Images:

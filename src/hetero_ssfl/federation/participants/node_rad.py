@@ -14,7 +14,7 @@ from .node_settings import NodeSettings
 
 log = logging.getLogger(__name__)
 
-KEPT_RADS = 3
+MAX_RADS = 3
 
 
 def find_rad(node: NodeSettings, wanted: str) -> Tensor | None:
@@ -54,7 +54,7 @@ def save_rad(node: NodeSettings, wanted: str, pixels: Tensor) -> None:
     """Save a checked RAD, and delete old ones."""
     save_tensors(_rad_file(node, wanted), {"pixels": pixels})
     by_age = sorted((node.home / "rad").glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
-    for old in by_age[:-KEPT_RADS]:
+    for old in by_age[:-MAX_RADS]:
         old.unlink(missing_ok=True)
 
 

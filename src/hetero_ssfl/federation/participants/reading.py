@@ -1,6 +1,6 @@
 """Read and split the data of clients that a program passed, or named in an earlier run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -25,7 +25,7 @@ from ...seeding import rng_for
 
 
 @dataclass(frozen=True)
-class GivenData:
+class ClientData:
     """The data of one client as they were passed: names of sources, or objects."""
 
     name: str
@@ -58,7 +58,7 @@ def _absolute(source: str | Path) -> str:
     return str(path.resolve()) if path.exists() else str(source)
 
 
-def sources_of(given: Sequence[GivenData], rad: Data) -> dict[str, Any]:
+def sources_of(given: Sequence[ClientData], rad: Data) -> dict[str, Any]:
     """Return what `facts.json` records of the sources: names, or null for data that were passed as objects.
 
     The RAD itself is in the run folder. Only the number of samples that the clients gave away for it is needed.
@@ -66,22 +66,17 @@ def sources_of(given: Sequence[GivenData], rad: Data) -> dict[str, Any]:
     return {"clients": {own.name: own.source() for own in given}, "rad_taken": int(rad) if _is_count(rad) else None}
 
 
-def given_again(sources: Mapping[str, Any]) -> list[GivenData]:
-    """Return the clients' data by the names in `facts.json`. All of them must have names."""
-    return [GivenData(name, own["data"], None, own["test"]) for name, own in sources["clients"].items()]
-
-
 def _is_count(rad: Data) -> bool:
     return isinstance(rad, Integral) and not isinstance(rad, bool)
 
 
 def read_clients(
-    clients: Sequence[GivenData], models: Sequence[ModelConfig], rad: Data, config: Config
+    clients: Sequence[ClientData], models: Sequence[ModelConfig], rad: Data, config: Config
 ) -> tuple[list[PreparedClient], Tensor]:
     """Read and split the data of all clients, and build the RAD."""
     taken = 0
     if _is_count(rad):
-        taken = enough(int(rad))
+        taken = check_rad_size(int(rad))
     else:
         _check_rad_source(rad, clients)
     shared = [] if taken else [read_rad(rad, config.data)]
@@ -105,7 +100,7 @@ def read_clients(
     return _tested_apart(prepared, common), common
 
 
-def _split(client: GivenData, give_away: int, count: int, config: Config) -> tuple[Images, Images, Tensor, Images]:
+def _split(client: ClientData, give_away: int, count: int, config: Config) -> tuple[Images, Images, Tensor, Images]:
     """Return a client's training data, validation data, samples for the RAD, and test data."""
     own, test = read_with_test(client.data, client.labels, client.test, config.data, client.name)
     if config.data.limit and len(own) > config.data.limit:
@@ -124,7 +119,7 @@ def _split(client: GivenData, give_away: int, count: int, config: Config) -> tup
     return own.subset(rest) if apart + give_away else own, own.subset(validation), own.pixels[given], test
 
 
-def _check_rad_source(rad: Data, clients: Sequence[GivenData]) -> None:
+def _check_rad_source(rad: Data, clients: Sequence[ClientData]) -> None:
     if not isinstance(rad, (str, Path)):
         return
     for client in clients:
@@ -148,7 +143,7 @@ def _tested_apart(prepared: Sequence[PreparedClient], rad: Tensor) -> list[Prepa
     ]
 
 
-def enough(rad_size: int) -> int:
+def check_rad_size(rad_size: int) -> int:
     if rad_size < 4:
         raise ConfigError(
             f"a RAD of {rad_size} samples is too small, expected at least 4; a few hundred work well. Pass more."

@@ -4,10 +4,9 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
-from flwr.app import Message
 from torch import Tensor
 
 from ...config import Config
@@ -24,8 +23,26 @@ NodeConfig = dict[str, str | int | float]
 """The engine's config of one node: enough for the node's process to open the site and find its participant."""
 
 
-RadShape = tuple[int, int] | None
-"""Channels and side of the RAD's images, which a node needs to introduce itself."""
+class ClientInfo(NamedTuple):
+    """What is known of a participant without reading its data."""
+
+    name: str
+    encoder: str
+    """The spec of its encoder."""
+    model: Path
+    """The folder of its finished model."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a participant is opened for."""
+
+    config: Config
+    header: Header
+    rad_shape: tuple[int, int] | None = None
+    """Channels and side of the RAD's images, if a node may introduce itself before it has the RAD."""
+    rad_sent: Tensor | None = None
+    """A RAD that came with the message. A node saves it if it does not have it already."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +72,9 @@ class Setup:
 
 
 class Site(Protocol):
-    """Who takes part in a run, and where their images and models are.
+    """Who takes part in a run, and where their images and models are."""
 
-    Server and clients use the same class. The server creates the run and gives each node its config (`node_configs`).
-    The process of a node opens the site from that config and asks it for the participant.
-    """
-
-    kind: ClassVar[SiteKind]
-    may_be_away: ClassVar[bool]
-    """Whether a run continues without a participant that does not reply, because its owner may switch it off."""
-
-    only_this_process: ClassVar[bool]
-    """Whether the participants are objects of this process, so that workers must be forked from it."""
-    runs_on_ray: ClassVar[bool]
-    """Whether Ray's actors can open the site from the run folder and a number alone."""
+    kind: SiteKind
 
     def set_up(self, config: Config) -> Setup:
         """Prepare and check the run's data and models. Raise ConfigError or DataError; write nothing."""
@@ -76,33 +82,14 @@ class Site(Protocol):
     def difference(self, folder: RunFolder) -> str | None:
         """Return what differs from the participants that the run started with; None if nothing does."""
 
-    def names(self, config: Config) -> list[str]:
-        """Return the participants' names by number. Raise RunError if they are not known on this machine."""
+    def clients(self, folder: RunFolder) -> list[ClientInfo]:
+        """Return the participants by number. Raise RunError if they are not known on this machine."""
 
-    def node_configs(self, config: Config) -> list[NodeConfig]:
-        """Return the engine's config of each node. Raise RunError if the participants are on other machines."""
+    def nodes(self, folder: RunFolder) -> list[NodeConfig]:
+        """Return the engine's config of each node. Raise RunError if the participants cannot train here."""
 
-    def admit(self, number: int, message: Message) -> None:
-        """Raise ProtocolError for a message that this participant refuses to parse."""
-
-    def encoder(self, number: int, config: Config) -> str:
-        """Return the spec of the participant's encoder."""
-
-    def participant(
-        self,
-        number: int,
-        config: Config,
-        header: Header,
-        rad_shape: RadShape = None,
-        rad_sent: Tensor | None = None,
-    ) -> Participant:
-        """Return the participant, trained as `config` asks. If `rad_shape` is given, its RAD may be missing.
-
-        `rad_sent` is a RAD that came with the message. It is saved if the participant does not have it already.
-        """
-
-    def model_folders(self, folder: RunFolder) -> dict[str, Path]:
-        """Return the folder of each participant's finished model, as far as known on this machine."""
+    def participant(self, folder: RunFolder, number: int, request: Request) -> Participant:
+        """Return one participant, trained as the request's config asks."""
 
 
 def load_rad_of(folder: RunFolder) -> Tensor:
@@ -125,6 +112,12 @@ def try_own_functions(config: Config, rad: Tensor) -> Tensor:
     except Exception as error:  # of the user's own function
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"{trying} failed: {type(error).__name__}: {reason}{place(error)}. Fix it.") from error
+
+
+def holdings(rows: Mapping[str, Tensor | None], classes: int) -> dict[str, list[int]]:
+    """Return the number of images of each class that each client with labels has."""
+    counted = {name: labels for name, labels in rows.items() if labels is not None}
+    return {name: torch.bincount(labels, minlength=classes).tolist() for name, labels in counted.items()}
 
 
 def check_device(name: str) -> None:

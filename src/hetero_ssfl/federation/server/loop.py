@@ -13,54 +13,45 @@ bit-identical results.
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from statistics import stdev
-from typing import Any
 
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from ...config import Config
-from ...errors import FaultError, LostStateError, ProtocolError, RunError, TooFewRepliesError
+from ...errors import FaultError, LostStateError, TooFewRepliesError
 from ...methods import ClientId, Method, ServerState, Update, method_for
 from ...methods.base import without
-from ...methods.capabilities import Forgets, GlobalModel, KernelSnapshot, Metrics, SecureSums, Warnings
+from ...methods.capabilities import Forgets, KernelSnapshot, Metrics, SecureSums, Warnings
 from ...runs.events import (
     ClientTrained,
-    Evaluated,
-    Evaluating,
     Event,
-    Finished,
     KernelsSeen,
     Listener,
     RoundBegun,
     RoundDone,
     Started,
-    never_trained,
 )
 from ...runs.folder import RunFolder, resume_command
 from ...seeding import rng_for
-from ..wire import Scalar, check_size, pack, read_figures, read_update
-from .outcome import Outcome
-from .roster import Roster, has_diverged
+from ..wire import pack, read_update
+from .evaluating import evaluate, finish, means
+from .roster import Roster
 from .saving import Saved, restore_state, save_contribution, save_state, step_back
-from .seats import believed_sizes, typical_opening
-from .sums import SecureRound
+from .seats import capped_sizes, typical_opening
+from .sums import Outcome, SecureRound
 
 MIN_SPREAD = 0.1  # of a client's features: 1 is isotropic, 0 is a single point
 
 
 class Server:
-    def __init__(
-        self, grid: Grid, folder: RunFolder, config: Config, listen: Listener, may_be_away: bool = False
-    ) -> None:
-        self.folder, self.config, self.listen, self.may_be_away = folder, config, listen, may_be_away
+    def __init__(self, grid: Grid, folder: RunFolder, config: Config, listen: Listener) -> None:
+        self.folder, self.config, self.listen = folder, config, listen
         self.method: Method = method_for(config)
-        self.roster = Roster(grid, folder, config, listen, may_be_away)
+        self.roster = Roster(grid, folder, config, listen)
+        self.may_be_away = self.roster.may_be_away
         self.doubted: set[ClientId] = set()
         """Clients whose claimed number of images was reduced."""
-        self.trained: dict[ClientId, int] = {}
-        """The last round in which each client trained and saved its state."""
         self.stepped_back = False
 
     # --- the loop ---
@@ -93,20 +84,20 @@ class Server:
             everyone = tuple(sorted(self.roster.ids))
             first = 0 if self.method.opening == "nobody" else -1
             saved = Saved(ServerState(first, everyone, seats=self.roster.held()), dict.fromkeys(everyone, 0))
-        state, everyone, self.trained = saved.state, saved.state.roster, dict(saved.trained)
+        state, everyone, self.roster.trained = saved.state, saved.state.roster, dict(saved.trained)
         self.listen(Started(max(0, state.round), self.config.rounds, everyone))
         warning = self.method.start_warning(len(everyone)) if isinstance(self.method, Warnings) else None
         if warning:
             self.roster.warn(warning)
         if state.round <= 0 and self.config.evaluation.every and not self.folder.events():
-            self.folder.append_events([self.evaluate(0, "validation")])
+            self.folder.append_events([evaluate(self.roster, 0, "validation")])
         if state.round < 0:
             # In a real federation all are asked, so that one client alone does not choose the first weights.
             state = self.play(state, everyone[:1] if self.opens_alone(state) and not self.may_be_away else everyone)
         while state.round < self.config.rounds:
             state = self.forget_absent(self.roster.welcome(state))
             state = self.play(state, self.sample(state))
-        self.finish(state)
+        finish(self.roster, self.method, state)
 
     def play(self, state: ServerState, selected: tuple[ClientId, ...]) -> ServerState:
         """Run one round, from the broadcast to the saved state."""
@@ -118,17 +109,17 @@ class Server:
             assert isinstance(self.method, SecureSums)  # method_for has checked it
             secure = SecureRound(self.roster, self.method, number, selected)
             done = secure.play(state, broadcasts)
-            self.trained |= dict.fromkeys(secure.trained, number) if number > 0 else {}
+            self.roster.trained |= dict.fromkeys(secure.trained, number) if number > 0 else {}
         else:
             done = self.play_plain(state, broadcasts, number)
         state, events = done.state, done.events
         if number > 0 and self.due(number):
-            events.append(self.evaluate(number, "validation"))
+            events.append(evaluate(self.roster, number, "validation"))
         kernels = self.method.kernel_snapshot(state) if isinstance(self.method, KernelSnapshot) else {}
         events += [KernelsSeen(number, **kernels)] if kernels else []
         summary = self.summary(done, time.perf_counter() - started)
         self.folder.append_events([*events, summary])
-        state = save_state(self.folder, state, self.trained)
+        state = save_state(self.folder, state, self.roster.trained)
         for name in selected if not self.may_be_away else ():
             self.folder.states(name).prune()
         self.listen(summary)
@@ -142,7 +133,7 @@ class Server:
             arrays = self.method.broadcast(state, name).arrays
             same = packed.get(key := tuple(map(id, arrays.values())))
             whole = same or pack(arrays)
-            contents[name] = RecordDict({**pack(fields=self.fields(name, number)), "arrays": whole["arrays"]})
+            contents[name] = RecordDict({**pack(fields=self.roster.fields(number, name)), "arrays": whole["arrays"]})
             if all(any(array is kept for kept in state.shared.values()) for array in arrays.values()):
                 packed[key] = whole  # the state keeps these arrays alive, so no other has their ids
         return contents
@@ -162,8 +153,8 @@ class Server:
                 f"Fix this and continue with: {resume_command(self.folder.path)}"
             )
         updates = self.weighed(state, updates) if self.may_be_away else updates
-        means = _means({name: dict(update.metrics) for name, update in updates.items()})
-        return Outcome(self.method.aggregate(state, updates), events, len(updates), means)
+        metrics = means({name: update.metrics for name, update in updates.items()})
+        return Outcome(self.method.aggregate(state, updates), events, len(updates), metrics)
 
     def diverged(self, state: ServerState, reason: str) -> TooFewRepliesError:
         lower = resume_command(self.folder.path, "optim.lr", self.config.optim.lr / 10)
@@ -178,49 +169,29 @@ class Server:
         """Send the round's messages. Return the usable replies, one event per selected client, and the reasons of
         clients whose loss diverged."""
         updates: dict[ClientId, Update] = {}
-        sizes: dict[ClientId, int] = {}
-        excluded: dict[ClientId, str] = {}
-        diverged: list[str] = []
-        missing: dict[ClientId, Message | None] = {}
 
-        def take(name: ClientId, reply: Message | None) -> None:
-            if self.roster.is_missing(reply):
-                missing[name] = reply
-                return
-            if number > 0 and reply is not None and not reply.has_error():
-                self.trained[name] = number
-            try:
-                update, sizes[name] = self.accept(state, name, reply, number)
-            except ProtocolError as error:
-                excluded[name] = str(error)
-                diverged.extend([str(error)] if has_diverged(reply) else [])
-                self.roster.warn(str(error))
-                return
+        def read(name: ClientId, content: RecordDict) -> None:
+            update = read_update(content, self.roster.header(number), name)
+            self.method.check(state, name, update)
             if self.method.keeps_replies:  # in memory the replies of a round could be many
                 update = replace(update, arrays=save_contribution(self.folder, name, number, update.arrays))
             updates[name] = update
 
-        sent = self.roster.exchange("train", number, contents, take)
-        for name in contents:
-            if name not in updates and name not in excluded and name not in missing:
-                take(name, None)
-        if missing:
-            self.roster.stop(missing, f"in round {number}")
+        answers = self.roster.ask("train", number, contents, read)
+        self.roster.trained |= dict.fromkeys(answers.worked, number) if number > 0 else {}
         events: list[Event] = []
-        for name in contents:
-            if name in excluded:
-                events.append(ClientTrained(number, name, sent[name], excluded=excluded[name]))
+        for name, sent in answers.sent.items():
+            if name in answers.excluded:
+                events.append(ClientTrained(number, name, sent, excluded=answers.excluded[name]))
                 continue
-            update = updates[name]
+            update, size = updates[name], answers.received[name]
             warning = collapse_warning(update)
             if warning:
                 self.roster.warn(f"{name}: {warning}")
-            figures = dict(update.metrics)
             examples = update.examples if self.config.privacy.epsilon is None else None  # with noise it is not sent
-            events.append(
-                ClientTrained(number, name, sent[name], sizes[name], examples, warning=warning, figures=figures)
-            )
-        return {name: updates[name] for name in contents if name in updates}, events, diverged
+            figures = dict(update.metrics)
+            events.append(ClientTrained(number, name, sent, size, examples, warning=warning, figures=figures))
+        return {name: updates[name] for name in contents if name in updates}, events, answers.diverged
 
     # --- no participant counts for more than its seat ---
 
@@ -235,7 +206,7 @@ class Server:
             return {chosen: updates[chosen]}
         claims = {name: update.examples for name, update in updates.items()}
         others = {**{name: n for name, n in self.roster.examples.items() if n > 0}, **state.examples}
-        sizes = believed_sizes(claims, others, self.config.clients)
+        sizes = capped_sizes(claims, others, self.config.clients)
         for name in (name for name in claims if sizes[name] < claims[name] and name not in self.doubted):
             self.doubted.add(name)
             self.roster.warn(
@@ -257,11 +228,6 @@ class Server:
 
     # --- the clients of a round ---
 
-    def fields(self, name: ClientId, number: int) -> dict[str, Scalar]:
-        """Return the fields of a message. A client of this machine is told which of its states it must start from."""
-        known = not self.may_be_away and name in self.trained
-        return {**self.roster.fields(number), **({"starts_after": self.trained[name]} if known else {})}
-
     def sample(self, state: ServerState) -> tuple[ClientId, ...]:
         """Sample the clients of the next round. The result depends only on the connected names and the seed."""
         online = [name for name in state.roster if name in self.roster.ids]
@@ -274,75 +240,6 @@ class Server:
         every = self.config.evaluation.every
         return bool(every) and (number % every == 0 or number == self.config.rounds)
 
-    def accept(self, state: ServerState, name: ClientId, reply: Message | None, number: int) -> tuple[Update, int]:
-        """Return a checked reply and its size in bytes. Raise ProtocolError if the reply cannot be used."""
-        if reply is None:
-            raise ProtocolError(f"{name} did not reply within {self.config.engine.round_timeout:g} s.")
-        if reply.has_error():
-            raise ProtocolError(f"{name} failed: {self.roster.reason(name, reply)}.")
-        size = check_size(reply, self.config.engine.message_mb, name)
-        try:
-            update = read_update(reply.content, self.roster.header(number), name)
-        except Exception as error:  # whatever a reply breaks is the fault of its sender
-            raise ProtocolError(f"{name} sent a reply that cannot be used: {error}") from None
-        self.check(state, name, update)
-        return update, size
-
-    def check(self, state: ServerState, name: ClientId, update: Update) -> None:
-        try:
-            self.method.check(state, name, update)
-        except ProtocolError:
-            raise
-        except Exception as error:
-            raise ProtocolError(f"{name} sent a reply that cannot be checked: {str(error)[:200]}.") from None
-
-    # --- figures ---
-
-    def evaluate(self, number: int, split: str, export: bool = False) -> Evaluated:
-        more: dict[str, Scalar] = {"split": split, "export": export}
-        self.listen(Evaluating(number, split))
-        asked = sorted(self.roster.ids)
-        replies: dict[ClientId, Message] = {}
-        contents = {name: pack(fields={**self.fields(name, number), **more}) for name in asked}
-        self.roster.exchange("evaluate", number, contents, replies.__setitem__)
-        missing = {name: replies.get(name) for name in asked if self.roster.is_missing(replies.get(name))}
-        if missing:
-            self.roster.stop(missing, f"in the evaluation after round {number}")
-        scores = {}
-        for name in asked:
-            try:
-                scores[name] = self.figures(name, replies.get(name), number)
-            except ProtocolError as error:
-                self.roster.warn(f"{name} could not be evaluated: {error}")
-        event = Evaluated(number, split, scores, _means(scores))
-        self.listen(event)
-        return event
-
-    def figures(self, name: ClientId, reply: Message | None, number: int) -> dict[str, float]:
-        if reply is None:
-            raise ProtocolError("no reply in time.")
-        if reply.has_error():
-            raise ProtocolError(f"{self.roster.reason(name, reply)}.")
-        check_size(reply, self.config.engine.message_mb, name)
-        return read_figures(reply.content, self.roster.header(number), name)
-
-    def evaluate_shared(self, number: int, weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        """Probe the global model at the first client that is able to. Only the figures for all classes are kept."""
-        fields: dict[str, Scalar] = {**self.roster.fields(number), "split": "test"}
-        for name in sorted(self.roster.ids):
-            replies: dict[ClientId, Message] = {}
-            self.roster.exchange("evaluate", number, {name: pack(weights, fields)}, replies.__setitem__)
-            try:
-                found = self.figures(name, replies.get(name), number)
-            except ProtocolError as error:
-                self.roster.warn(f"{name} could not evaluate the global model: {error}")
-                continue
-            return {key: value for key, value in found.items() if key.endswith("_all")}
-        raise RunError(
-            "no client could evaluate the global model. All training is kept; fix the problems above and "
-            f"continue with: {resume_command(self.folder.path)}"
-        )
-
     def summary(self, done: Outcome, seconds: float) -> RoundDone:
         state = done.state
         figures = {**done.figures, **(self.method.metrics(state) if isinstance(self.method, Metrics) else {})}
@@ -351,41 +248,6 @@ class Server:
             self.roster.warn(warning)
         away = [name for name in state.roster if name not in self.roster.ids]
         return RoundDone(state.round, done.replies, round(seconds, 3), away or None, figures)
-
-    def finish(self, state: ServerState) -> None:
-        """Evaluate on the test images and write results.json. No other step of a run uses the test images."""
-        final = self.evaluate(state.round, "test", export=True)
-        untrained = self.evaluate(0, "test") if self.config.evaluation.untrained else None
-        missing = [
-            name for event in (final, untrained) if event for name in self.roster.ids if name not in event.clients
-        ]
-        if missing and not self.may_be_away:
-            raise RunError(
-                f"{', '.join(sorted(set(missing)))} could not be evaluated at the end; all training is kept. "
-                f"Fix the problem above and continue with: {resume_command(self.folder.path)}"
-            )
-        untouched = never_trained(final.clients, self.folder.events())
-        trained = {name: figures for name, figures in final.clients.items() if name not in untouched}
-        results: dict[str, Any] = {
-            "method": self.config.method,
-            "round": state.round,
-            "seed": self.config.seed,
-            "clients": final.clients,
-            "models": {name: self.roster.models[name] for name in final.clients},
-            "mean": _means(trained),
-            "sd_over_clients": _deviations(trained),
-            "untrained": untrained.clients if untrained else {},
-        }
-        if untouched:  # not part of the means
-            results["never_trained"] = untouched
-        absent = sorted(set(state.roster) - set(final.clients))
-        if absent:  # a node that left keeps its model, but its figures are unknown
-            results["absent"] = absent
-        shared = self.method.global_model(state) if isinstance(self.method, GlobalModel) else {}
-        if shared and self.config.evaluation.probes:  # without probes there is no need to send a whole model
-            results["global"] = self.evaluate_shared(state.round, shared)
-        self.folder.write_json("results.json", results)
-        self.listen(Finished(state.round, results))
 
 
 def collapse_warning(update: Update) -> str | None:
@@ -397,17 +259,3 @@ def collapse_warning(update: Update) -> str | None:
 def excluded_in(events: Iterable[Event]) -> Iterator[str]:
     """Yield the reasons for which replies were excluded."""
     yield from (event.excluded for event in events if isinstance(event, ClientTrained) and event.excluded)
-
-
-def _deviations(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return the sample standard deviation over clients of each figure."""
-    keys = sorted({key for values in scores.values() for key in values})
-    columns = {key: [v[key] for v in scores.values() if key in v] for key in keys}
-    return {key: stdev(column) for key, column in columns.items() if len(column) > 1}
-
-
-def _means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    keys = sorted({key for values in scores.values() for key in values})
-    return {
-        key: sum(v[key] for v in scores.values() if key in v) / sum(key in v for v in scores.values()) for key in keys
-    }

@@ -60,12 +60,12 @@ def restore_state(folder: RunFolder) -> Saved | None:
 
     Raise LostStateError if the state or the events of the round are damaged.
     """
-    found = folder.server_state()
-    if found is None:
+    saved = folder.server_state()
+    if saved is None:
         _check_beginning(folder)
         folder.log.keep(b"")
         return None
-    shared, about = found
+    shared, about = saved
     folder.log.keep(folder.log.read(about["events"]))
     clients = {}
     for name, file in about["shares"].items():

@@ -63,7 +63,7 @@ class Seats:
         self.holders[name] = node
 
 
-def believed_sizes(
+def capped_sizes(
     claims: Mapping[ClientId, int], others: Mapping[ClientId, int], clients: ClientsConfig
 ) -> dict[ClientId, int]:
     """Return the number of images that each claim counts for.

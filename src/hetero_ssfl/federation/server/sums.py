@@ -1,25 +1,36 @@
-"""A round as a secure sum, on the server: four exchanges instead of one. The protocol itself is in `secure/`.
+"""A round as a secure sum, on the server: four exchanges instead of one. The protocol itself is in `privacy/sums/`.
 
 A client that fails in one phase takes no part in the next ones. If too few remain, the round is given up: nothing is
 unmasked, the state stays as it is, and the next round begins. After a crash a round begins again with new keys.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from flwr.app import Message, RecordDict
+from flwr.app import RecordDict
 
 from ...errors import ProtocolError
 from ...methods import ClientId, ServerState
 from ...methods.capabilities import SecureSums
 from ...privacy.sums import MaskedSum, Rules, SumFailedError
 from ...runs.events import ClientTrained, Event
-from ..wire import blobs_of, check_header, check_size, fields_of, header_of, pack, with_lists
+from ..wire import blobs_of, check_header, fields_of, header_of, pack, with_lists
 from ..wire_sums import named_of, new_session, roster_of, vector_of, with_named, with_roster
-from .outcome import Outcome
+from .messenger import Read
 from .roster import Roster
 
-Read = Callable[[ClientId, RecordDict], None]
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round gives the server, in the plain form and as a secure sum."""
+
+    state: ServerState
+    events: list[Event]
+    """One per selected client."""
+    replies: int
+    """Number of clients whose replies were used."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Means of the clients' metrics."""
 
 
 class SecureRound:
@@ -75,46 +86,22 @@ class SecureRound:
 
     def ask(self, kind: str, contents: Mapping[ClientId, RecordDict], read: Read) -> None:
         """Send the messages of one phase, and read each reply as it arrives."""
-        answered: set[ClientId] = set()
-        missing: dict[ClientId, Message | None] = {}
 
-        def take(name: ClientId, reply: Message) -> None:
-            answered.add(name)
-            if self.roster.is_missing(reply):
-                missing[name] = reply
-                return
-            try:
-                self.accept(name, reply, read)
-            except ProtocolError as error:
-                self.exclude(name, str(error))
+        def read_checked(name: ClientId, content: RecordDict) -> None:
+            check_header(header_of(fields_of(content)), self.roster.header(self.number), name)
+            read(name, content)
 
         patience = None if kind == "train" else self.roster.config.engine.join_timeout  # only training may take long
-        for name, size in self.roster.exchange(kind, self.number, contents, take, patience).items():
+        answers = self.roster.ask(kind, self.number, contents, read_checked, patience)
+        for name, size in answers.sent.items():
             self.down[name] += size
-        missing |= {name: None for name in contents if name not in answered and self.roster.is_missing(None)}
-        if missing:
-            self.roster.stop(missing, f"in round {self.number}")
-        for name in contents:
-            if name not in answered:
-                self.exclude(name, f"{name} did not reply in time ({kind}).")
-
-    def accept(self, name: ClientId, reply: Message, read: Read) -> None:
-        if reply.has_error():
-            raise ProtocolError(f"{name} failed: {self.roster.reason(name, reply)}.")
-        self.up[name] += check_size(reply, self.roster.config.engine.message_mb, name)
-        try:
-            check_header(header_of(fields_of(reply.content)), self.roster.header(self.number), name)
-            read(name, reply.content)
-        except ProtocolError:
-            raise
-        except Exception as error:  # whatever a reply breaks is the fault of its sender
-            raise ProtocolError(f"{name} sent a reply that cannot be used: {str(error)[:200]}.") from None
-
-    def exclude(self, name: ClientId, reason: str) -> None:
-        """Note why a client takes no further part. A vector that is in the sum stays there."""
-        self.roster.warn(reason)
-        if name not in self.sum.survivors:
-            self.excluded[name] = reason
+        for name, size in answers.received.items():
+            self.up[name] += size
+        if kind == "train":
+            self.trained = answers.worked
+        for name, reason in answers.excluded.items():
+            if name not in self.sum.survivors:  # a vector that is in the sum stays there
+                self.excluded[name] = reason
 
     # --- what each phase brings ---
 
@@ -127,7 +114,6 @@ class SecureRound:
         self.sum.add_shares(name, committed, named_of(content))
 
     def read_vector(self, name: ClientId, content: RecordDict) -> None:
-        self.trained.add(name)
         layout = self.method.layout()
         self.sum.add_masked(name, vector_of(content, layout, name), layout)
 

@@ -145,7 +145,7 @@ def measure(
             mix = {view: by_client[number] for view, by_client in guesses.items()}
             clients[scene.everyone[number].name] = ClientAudit(scene.held[number], compared, mix)
             done((shadows + len(clients) * len(scene.views)) * share)
-    rng, classes = rng_for(scene.config.seed, "audit", "chance"), scene.site.train.classes
+    rng, classes = rng_for(scene.config.seed, "audit", "chance"), scene.data.train.classes
     own = [client.compared[OWN] for client in clients.values()]
     return Audit(
         round=scene.state.round,

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...config import Config
 from ...data import Images
 from ...errors import RunError
-from ...federation.participants import SimulatedSite
+from ...federation.participants import LocalSite, SplitData
 from ...federation.participants.participant import Participant
 from ...kernels.consensus import Averaging
 from ...kernels.contribution import trace_of
@@ -50,17 +50,18 @@ def open_scene(folder: RunFolder) -> "Scene":
     state = saved_state(folder)
     if state is None:
         raise RunError(f"'{folder.path}' has not finished a round of training. Continue it first.")
-    site = SimulatedSite(folder)
-    everyone = list(participants(folder, site, config))
+    site = LocalSite()
+    data, everyone = site.data(folder), list(participants(folder, site, config))
+    assert isinstance(data, SplitData)
     missing = [p.name for p in everyone if p.name not in state.clients]
     if missing:
         raise RunError(
             f"the server of '{folder.path}' has no contribution of {missing[0]}. Audit a run that kept all of them."
         )
-    test = site.held_out("test")
-    if site.train.labels is None or test.labels is None or not len(test):
+    test = data.held_out("test")
+    if data.train.labels is None or test.labels is None or not len(test):
         raise RunError(f"'{config.data.source}' has no labels or no test images, expected both. Audit another run.")
-    return Scene(config, method, state, site, everyone, test)
+    return Scene(config, method, state, data, everyone, test)
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Scene:
     config: Config
     method: HeteroSSFL
     state: ServerState
-    site: SimulatedSite
+    data: SplitData
     everyone: list[Participant]
     test: Images
 
@@ -98,25 +99,25 @@ class Scene:
 
     @property
     def views(self) -> list[View]:
-        return views(len(self.everyone), len(self.site.rad))
+        return views(len(self.everyone), len(self.data.rad))
 
     @cached_property
     def rad_labels(self) -> Tensor | None:
         """None for a RAD from another data set, which has other classes."""
-        labels = self.site.train.labels
-        return None if self.config.rad.source or labels is None else labels[self.site.rows["rad"]]
+        labels = self.data.train.labels
+        return None if self.config.rad.source or labels is None else labels[self.data.rows["rad"]]
 
     @cached_property
     def public(self) -> Images:
         """Labeled images that no client trains on."""
-        rows = [self.site.rows["validation"], *([] if self.rad_labels is None else [self.site.rows["rad"]])]
-        return self.site.train.subset(torch.cat(rows))
+        rows = [self.data.rows["validation"], *([] if self.rad_labels is None else [self.data.rows["rad"]])]
+        return self.data.train.subset(torch.cat(rows))
 
     # --- the truth, to measure success ---
 
     @cached_property
     def held(self) -> list[list[int]]:
-        classes = len(self.site.train.classes)
+        classes = len(self.data.train.classes)
         return [held_classes(torch.bincount(labels_of(p.images), minlength=classes).tolist()) for p in self.everyone]
 
     # --- class mix ---
@@ -124,12 +125,12 @@ class Scene:
     def shadow(self, number: int, steps: int) -> Shadow:
         """Train a client of the attacker's own on public images of random classes."""
         order = torch.randperm(
-            len(self.site.train.classes), generator=rng_for(self.config.seed, "audit", "shadow", number)
+            len(self.data.train.classes), generator=rng_for(self.config.seed, "audit", "shadow", number)
         )
         held = sorted(order[: len(self.held[number % len(self.held)])].tolist())
         pixels = self.public.pixels[torch.isin(labels_of(self.public), torch.tensor(held))]
         if len(pixels) < 2:  # there are no labeled public images of these classes
-            pixels = self.site.rad
+            pixels = self.data.rad
         batch = min(self.config.optim.batch, len(pixels))
         plan = {
             "rounds": 1,
@@ -137,7 +138,7 @@ class Scene:
             "rad": self.config.rad.model_copy(update={"in_ssl": False}),
         }
         config = self.config.model_copy(update=plan)
-        client = TrainingClient(f"shadow-{number}", config, self.shadow_networks(number), pixels, self.site.rad)
+        client = TrainingClient(f"shadow-{number}", config, self.shadow_networks(number), pixels, self.data.rad)
         mu = config.alignment.mu
         train(client, 1, Alignment(client, self.state.shared["factor"], mu) if mu else None)
         kernel = kernel_factor(rad_representations(client), config.alignment).float()
@@ -145,14 +146,14 @@ class Scene:
 
     def shadow_networks(self, number: int) -> Learner:
         """Return untrained networks of one of the clients' architectures, with weights of their own."""
-        model, shape = self.everyone[number % len(self.everyone)].model, self.site.rad.shape
+        model, shape = self.everyone[number % len(self.everyone)].model, self.data.rad.shape
         scope = ("audit", "shadow", number)
         learner = build_learner(model, self.config.ssl, shape[1], shape[-1], self.config.seed, *scope)
         return learner.to(self.config.engine.device)
 
     def guesses(self, shadows: Sequence[Shadow]) -> dict[str, list[list[int]]]:
         """Return the guessed classes of each client, by view; {} if all hold all classes or the RAD has other ones."""
-        classes, labels = len(self.site.train.classes), self.rad_labels
+        classes, labels = len(self.data.train.classes), self.rad_labels
         if labels is None or all(len(own) == classes for own in self.held):
             return {}
         kernels = [shadow.kernel for shadow in shadows]
@@ -182,7 +183,7 @@ class Scene:
         for view in self.views:
             learner = participant.untrained()
             factor = seen(view, self.factors, self.weights, number, self.config.seed)
-            steal(learner, self.site.rad, factor, self.config, steps, participant.name, str(view))
+            steal(learner, self.data.rad, factor, self.config, steps, participant.name, str(view))
             stolen[str(view)] = victim.compare(learner)
         return {OWN: victim.compare(own), UNTRAINED: victim.compare(participant.untrained()), **stolen}
 

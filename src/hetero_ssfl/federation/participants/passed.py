@@ -1,4 +1,4 @@
-"""Participants passed from Python: their data and encoders are objects in the user's process (api/).
+"""The data of participants passed from Python, which are objects in the user's process (api/).
 
 Objects are never pickled. The worker processes of such a run are forked from the user's process.
 """
@@ -7,11 +7,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import torch
-from flwr.app import Message
 from torch import Tensor, nn
 
 from ...config import Config
@@ -22,11 +20,10 @@ from ...learning.learner import build_learner
 from ...methods import method_class
 from ...plugins import GIVEN, find, is_at_hand, is_missing
 from ...runs.files import load_tensors
-from ...runs.folder import RunFolder, SiteKind, resume_command
-from ..wire import Header
-from .participant import Participant, blank
-from .reading import PreparedClient, given_again, read_clients
-from .site import NodeConfig, RadShape, Setup, check_device, load_rad_of, try_own_functions
+from ...runs.folder import RunFolder, resume_command
+from .participant import blank
+from .reading import ClientData, PreparedClient, read_clients
+from .site import Setup, check_device, holdings, load_rad_of, try_own_functions
 
 log = logging.getLogger(__name__)
 
@@ -35,16 +32,13 @@ START = "start"
 """Folder of the weights from which encoders that were passed as module instances start."""
 
 
-class PythonSite:
-    kind: ClassVar[SiteKind] = "python"
-    may_be_away: ClassVar[bool] = False
-    only_this_process: ClassVar[bool] = True
-    runs_on_ray: ClassVar[bool] = False
+class PassedData:
+    """The data and encoders of all clients."""
 
-    def __init__(
-        self, folder: RunFolder, clients: Sequence[PreparedClient], rad: Tensor, sources: Mapping[str, Any]
-    ) -> None:
-        self.folder, self._clients, self._rad, self._sources = folder, tuple(clients), rad, sources
+    classes = None  # they are read from the data
+
+    def __init__(self, clients: Sequence[PreparedClient], rad: Tensor, sources: Mapping[str, Any]) -> None:
+        self._clients, self._rad, self._sources = tuple(clients), rad, sources
 
     @property
     def clients(self) -> tuple[PreparedClient, ...]:
@@ -53,6 +47,21 @@ class PythonSite:
     @property
     def rad(self) -> Tensor:
         return self._rad
+
+    @cached_property
+    def names(self) -> list[str]:
+        return [c.name for c in self.clients]
+
+    def own(self, name: str) -> Images:
+        return self.clients[self.names.index(name)].train
+
+    @cached_property
+    def pool(self) -> Images:
+        """The labeled training data of all clients, which probes are trained on."""
+        return joined([c.train for c in self.clients])
+
+    def held_out(self, split: str) -> Images:
+        return joined([c.test if split == "test" else c.validation for c in self.clients])
 
     # --- before the run ---
 
@@ -69,40 +78,34 @@ class PythonSite:
         view = try_own_functions(config, self.rad)
         for client in self.clients:
             try:
-                learner = build_learner(
-                    client.model, config.ssl, example.shape[1], example.shape[-1], 0, example=example
-                )
+                shape = example.shape[1], example.shape[-1]
+                learner = build_learner(client.model, config.ssl, *shape, 0, example=example)
                 output_width(learner.encoder, client.model.encoder, view)
             except ConfigError as error:
                 raise ConfigError(f"{client.name}: {error}") from error
+        classes = self.clients[0].train.classes
         facts: dict[str, object] = {
-            "classes": self.clients[0].train.classes,
+            "classes": classes,
             "skipped_images": sum(c.train.skipped + c.test.skipped for c in self.clients),
             "given": self.fingerprints,
             "sources": self._sources,
         }
-        holdings = {
-            c.name: torch.bincount(c.train.labels, minlength=len(c.train.classes)).tolist()
-            for c in self.clients
-            if c.train.labels is not None
-        }
-        if holdings:
-            facts["holdings"] = holdings
+        if any(c.train.labels is not None for c in self.clients):
+            facts["holdings"] = holdings({c.name: c.train.labels for c in self.clients}, len(classes))
         starts = {f"{START}/{name}": module.state_dict() for name, module in self._instances(config).items()}
         return Setup(self.rad, facts, tensors=starts)
 
     def _instances(self, config: Config) -> dict[str, nn.Module]:
         """Return the encoders that were passed as module instances and exist in this process, by client."""
-        specs = {name: config.model_of(k).encoder for k, name in enumerate(self.names(config))}
-        found = {name: find(spec, "encoder") for name, spec in specs.items() if is_at_hand(spec)}
-        return {name: thing for name, thing in found.items() if isinstance(thing, nn.Module)}
+        specs = {name: config.model_of(k).encoder for k, name in enumerate(self.names)}
+        objects = {name: find(spec, "encoder") for name, spec in specs.items() if is_at_hand(spec)}
+        return {name: thing for name, thing in objects.items() if isinstance(thing, nn.Module)}
 
-    def load_starting_weights(self, config: Config) -> None:
+    def load_starting_weights(self, folder: RunFolder) -> None:
         """Give instances the weights that the run started with: a script that is run again has other random ones."""
         changed = []
-        for name, module in self._instances(config).items():
-            path = self.folder.path / START / f"{name}.safetensors"
-            saved = load_tensors(path)[0]
+        for name, module in self._instances(folder.read_config()).items():
+            saved = load_tensors(folder.path / START / f"{name}.safetensors")[0]
             if any(not torch.equal(value.cpu(), saved[key]) for key, value in module.state_dict().items()):
                 changed.append(name)
             module.load_state_dict(saved)
@@ -111,7 +114,7 @@ class PythonSite:
                 "%s: the run in '%s' started from other weights than these encoders have now, and keeps its own. "
                 "To start from these, choose another run_dir.",
                 ", ".join(changed),
-                self.folder.path,
+                folder.path,
             )
 
     @cached_property
@@ -126,56 +129,15 @@ class PythonSite:
         for name in now:
             change = _change(name, before[name], now[name])
             if change:
-                return change.text("there", "here")
+                return change
         return "RAD data" if facts.get("rad_digest") != digest(self.rad) else None
 
-    # --- who takes part ---
-
-    def names(self, config: Config) -> list[str]:
-        return [c.name for c in self.clients]
-
-    def node_configs(self, config: Config) -> list[NodeConfig]:
-        return [{"name": name, "number": k} for k, name in enumerate(self.names(config))]
-
-    def admit(self, number: int, message: Message) -> None:
-        pass
-
-    def encoder(self, number: int, config: Config) -> str:
-        return config.model_of(number).encoder
-
-    def participant(
-        self, number: int, config: Config, header: Header, rad_shape: RadShape = None, rad_sent: Tensor | None = None
-    ) -> Participant:
-        name = self.names(config)[number]
-        return Participant(
-            name=name,
-            config=config,
-            model=config.model_of(number),
-            seed_scope=("init", number),
-            rad=self.rad,
-            own=lambda: self.clients[number].train,
-            states=self.folder.states(name),
-            exports=self.folder.path / "models" / name,
-            labeled=lambda: self.pool,
-            held_out=self.held_out,
-        )
-
-    def model_folders(self, folder: RunFolder) -> dict[str, Path]:
-        return {name: folder.path / "models" / name for name in self.names(folder.read_config())}
-
-    # --- the data they hold together ---
-
-    @cached_property
-    def pool(self) -> Images:
-        """The labeled training data of all clients, which probes are trained on."""
-        return joined([c.train for c in self.clients])
-
-    def held_out(self, split: str) -> Images:
-        return joined([c.test if split == "test" else c.validation for c in self.clients])
+    def check_objects(self) -> None:
+        """Raise RunError if objects without which the clients cannot train do not exist in this process."""
 
 
-class ReopenedPythonSite(PythonSite):
-    """The participants of an earlier run, in any process.
+class ReopenedData(PassedData):
+    """The clients of an earlier run, in any process.
 
     Data and encoders that have a name are read again when they are needed. Objects exist only in the program that
     passed them.
@@ -192,12 +154,13 @@ class ReopenedPythonSite(PythonSite):
             raise self._missing(objects)
         config, taken = self.folder.read_config(), sources["rad_taken"]
         models = [config.model_of(k) for k in range(len(sources["clients"]))]
-        prepared, _ = read_clients(given_again(sources), models, self.rad if taken is None else taken, config)
+        again = [ClientData(name, own["data"], None, own["test"]) for name, own in sources["clients"].items()]
+        prepared, _ = read_clients(again, models, self.rad if taken is None else taken, config)
         for client in prepared:
-            change = _change(client.name, self._facts["given"][client.name], fingerprint(client))
+            change = _change(client.name, self._facts["given"][client.name], fingerprint(client), "then", "now")
             if change:
                 raise DataError(
-                    f"the {change.text('then', 'now')} have changed since the run in '{self.folder.path}' began. "
+                    f"the {change} have changed since the run in '{self.folder.path}' began. "
                     "Restore them, or start a new run; evaluate(data) tests on other data."
                 )
         return tuple(prepared)
@@ -210,17 +173,18 @@ class ReopenedPythonSite(PythonSite):
     def _facts(self) -> dict[str, Any]:
         return self.folder.read_json("facts.json")
 
-    def names(self, config: Config) -> list[str]:
+    @cached_property
+    def names(self) -> list[str]:
         return list(self._facts.get("given", {}))
 
-    def node_configs(self, config: Config) -> list[NodeConfig]:
+    def check_objects(self) -> None:
+        config = self.folder.read_config()
         named = {"method": config.method, "views": config.views.function or "", "loss": config.ssl.kind}
         named |= {"kernel": config.alignment.kernel, "optimiser": config.optim.kind}
-        named |= {f"encoder of {name}": config.model_of(k).encoder for k, name in enumerate(self.names(config))}
+        named |= {f"encoder of {name}": config.model_of(k).encoder for k, name in enumerate(self.names)}
         objects = [f"the {what} ('{spec.partition(':')[2]}')" for what, spec in named.items() if is_missing(spec)]
         if objects:
             raise self._missing(objects)
-        return super().node_configs(config)
 
     def _missing(self, objects: Sequence[str]) -> RunError:
         return RunError(
@@ -238,47 +202,38 @@ def fingerprint(client: PreparedClient) -> dict[str, object]:
     return {"data": sha.hexdigest(), "encoder": client.model.encoder, "examples": len(client.train)}
 
 
-class _Change(NamedTuple):
-    """What differs between a client of a run and a client now; without values if only the contents differ."""
-
-    what: str
-    before: str | None = None
-    now: str | None = None
-
-    def text(self, before: str, now: str) -> str:
-        how = "other contents" if self.before is None else f"{self.before} {before} and {self.now} {now}"
-        return f"{self.what} ({how})"
-
-
-def _change(name: str, before: Mapping[str, object], now: Mapping[str, object]) -> _Change | None:
+def _change(
+    name: str, before: Mapping[str, object], now: Mapping[str, object], then: str = "there", here: str = "here"
+) -> str | None:
+    """Return what differs between a client of a run and a client now; None if nothing does."""
     if before["encoder"] != now["encoder"]:
         old, new = (str(which["encoder"]).removeprefix(f"{GIVEN}:") for which in (before, now))
-        return _Change(f"encoder of {name}", old, new)
+        return f"encoder of {name} ({old} {then} and {new} {here})"
     if before["data"] == now["data"]:
         return None
     if before["examples"] == now["examples"]:
-        return _Change(f"data of {name}")
-    return _Change(f"data of {name}", f"{before['examples']} training samples", str(now["examples"]))
+        return f"data of {name} (other contents)"
+    return f"data of {name} ({before['examples']} training samples {then} and {now['examples']} {here})"
 
 
-def _check_shapes(config: Config, site: PythonSite) -> None:
-    wanted, dtype = tuple(site.rad.shape[1:]), site.rad.dtype
-    parts = [(c.name, c.train.pixels) for c in site.clients]
-    parts += [(f"the test data of {c.name}", c.test.pixels) for c in site.clients if len(c.test)]
-    for who, data in parts:
-        if tuple(data.shape[1:]) != wanted or data.dtype != dtype:
+def _check_shapes(config: Config, data: PassedData) -> None:
+    wanted, dtype = tuple(data.rad.shape[1:]), data.rad.dtype
+    parts = [(c.name, c.train.pixels) for c in data.clients]
+    parts += [(f"the test data of {c.name}", c.test.pixels) for c in data.clients if len(c.test)]
+    for who, pixels in parts:
+        if tuple(pixels.shape[1:]) != wanted or pixels.dtype != dtype:
             remedy = "Every client must be able to read the RAD: convert all data to one shape and type"
-            if dtype == data.dtype and is_pixels(dtype):
+            if dtype == pixels.dtype and is_pixels(dtype):
                 alike = {"data.side": max(wanted[1:]), "data.channels": wanted[0]}
                 remedy = f"Pass settings={alike} to convert all images to one shape"
             raise DataError(
-                f"{who} has samples of type {data.dtype} and shape {tuple(data.shape[1:])}, "
+                f"{who} has samples of type {pixels.dtype} and shape {tuple(pixels.shape[1:])}, "
                 f"but those of the RAD have {dtype} and {wanted}. {remedy}."
             )
     if config.views.function is not None:
         return
     if not is_pixels(dtype):
-        remedy = float_images_remedy(site.rad)
+        remedy = float_images_remedy(data.rad)
         raise ConfigError(
             f"the data, of shape {wanted}, are {dtype}, but the built-in views support only uint8 and uint16 images. "
             f"{remedy}{' ' * bool(remedy)}For data that are not images, pass your own views with views=, a function "
@@ -291,8 +246,8 @@ def _check_shapes(config: Config, site: PythonSite) -> None:
         )
 
 
-def _warn_of_dark_images(site: PythonSite) -> None:
-    parts = {c.name: c.train.pixels for c in site.clients} | {"the RAD": site.rad}
+def _warn_of_dark_images(data: PassedData) -> None:
+    parts = {c.name: c.train.pixels for c in data.clients} | {"the RAD": data.rad}
     dark = {name: largest_value(pixels) for name, pixels in parts.items() if are_dark(pixels)}
     if dark:
         log.warning(
