@@ -4,6 +4,7 @@ from pathlib import Path
 
 from hetero_ssfl.deploy.watch import RunWatch
 from hetero_ssfl.runs.events import Event, Started, Warned
+from hetero_ssfl.runs.files import write_json
 
 
 class Heard(list[Event]):
@@ -30,7 +31,7 @@ def test_new_events_of_a_run_folder_are_shown(tmp_path: Path) -> None:
     events.write_text('{"event": "round", "round": 1}\n{"event": "round", "round": 2}\n')  # a server continued
     watch.look()
     assert (watch.round, watch.finished) == (2, False)
-    (tmp_path / "status.json").write_text('{"phase": "training", "round": 3, "rounds": 9}')
+    write_json(tmp_path / "status.json", {"phase": "training", "round": 3, "rounds": 9})
     (tmp_path / "results.json").write_text("{}")
     watch.look()
     assert view[-1] == Started(2, 9)

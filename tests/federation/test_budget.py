@@ -124,7 +124,7 @@ def test_only_known_images_are_evaluated(owner: Owner, split: str) -> None:
         ("# " + "x" * 300_000, "the config from the server has 293 KB, the limit is 64 KB"),
         (f"name = '{'x' * 300_000}'", "the limit is 64 KB"),
         ("seed = " + "[\n" * 10_000, "nested too deeply"),
-        ("a." * 20_000 + "b = 1", "a line of 40,005 letters, expected at most 1000"),
+        ("a." * 20_000 + "b = 1", "a line of 40,005 characters, expected at most 1000"),
         ("a." * 400 + "b = 1", "unknown key 'a'"),
         (f"rounds = '{'x' * 900}'", "rounds = 'xxx"),
         (f"{'x' * 900} = 1", "unknown key 'xxx"),

@@ -158,7 +158,8 @@ def test_a_run_runs_no_code_from_node_settings(
     node = tmp_path / "run" / "node.toml"
     node.write_text(f"name = 'a'\nencoder = \"subprocess:getoutput(cmd='touch {trace}')\"\n[data]\nsource = 'digits'\n")
     write_json(
-        tmp_path / "run" / "facts.json", {"site": "nodes", "nodes": [str(node)], "federation": "0", "rad_digest": "0"}
+        tmp_path / "run" / "facts.json",
+        {"site": "nodes", "nodes": [str(node)], "federation": "0" * 32, "rad_digest": "0"},
     )
     assert "on other machines" in call("evaluate", tmp_path / "run")[2]
     monkeypatch.setenv("HETERO_SSFL_TRUST", str(node))
