@@ -9,9 +9,9 @@ import torch
 
 from hetero_ssfl.config import ClientsConfig, Config, ModelConfig, OptimConfig, RadConfig
 from hetero_ssfl.data import Counts
+from hetero_ssfl.learning.forward_cost import work_of
 from hetero_ssfl.learning.learner import build_learner
 from hetero_ssfl.learning.training import TrainingClient
-from hetero_ssfl.learning.work import work_of
 from hetero_ssfl.methods import Broadcast, method_for
 from hetero_ssfl.methods.costs import Workload, training_seconds
 

@@ -19,8 +19,8 @@ from hetero_ssfl.federation.participants.node import open_node
 from hetero_ssfl.federation.participants.node_settings import read_node
 from hetero_ssfl.federation.wire import fields_of
 from hetero_ssfl.learning.encoders import build_encoder
+from hetero_ssfl.learning.forward_cost import Work, work_of
 from hetero_ssfl.learning.learner import build_learner, count_parameters
-from hetero_ssfl.learning.work import Work, work_of
 from hetero_ssfl.methods.costs import Workload, disk_bytes, evaluation_seconds, memory_bytes, training_seconds
 
 

@@ -27,9 +27,10 @@ from hetero_ssfl.federation.server import loop, saving
 from hetero_ssfl.federation.start import open_run, resume, start
 from hetero_ssfl.federation.wire import Header, pack
 from hetero_ssfl.kernels.cka import factor_cka
+from hetero_ssfl.learning.encoders.whitening import whitening_filters
 from hetero_ssfl.methods import ServerState
 from hetero_ssfl.runs import files
-from hetero_ssfl.runs.events import Evaluating, Event, Progressed, Warned
+from hetero_ssfl.runs.events import Evaluating, Event, Progressed, RoundDone, Warned
 from hetero_ssfl.runs.files import SavedTensors, load_tensors
 from hetero_ssfl.runs.folder import RunFolder
 
@@ -131,6 +132,40 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_bit_identical(
     folder = RunFolder.open(path)
     assert not folder.finished
     assert_same(everything(reference), everything(resume(folder, lambda _: None)))
+
+
+COORDINATES = (
+    *("alignment.distance=coordinates", "alignment.coordinates=8", "rad.in_ssl=true", "engine.workers=1"),
+    "clients.models=['resnet8(width=4, stem=2, whiten=3, pool=2)', 'vit(width=8, depth=1, heads=2, whiten=3, pool=2)']",
+)
+
+
+def test_coordinates_and_whitening_survive_a_restart_with_the_same_bits(tmp_path: Path) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def stop(event: Event) -> None:
+        if isinstance(event, RoundDone) and event.round == 1:
+            raise StoppedError
+
+    whole = run(tmp_path / "whole", *COORDINATES)
+    with pytest.raises(StoppedError):
+        start(whole.read_config(), tmp_path / "stopped", stop)
+    stopped = RunFolder.open(tmp_path / "stopped")
+    assert_same(everything(whole), everything(resume(stopped, lambda _: None)))
+    saved, kept = stopped.states("client-001").load(3), server_tensors(whole.path)
+    assert kept["shared/coordinates"].shape == (whole.read_config().rad.size, 8)
+    assert saved["head.weight"].shape[0] == 8
+    filters = saved["encoder.patches.0.filters"]
+    assert torch.equal(filters, whitening_filters(whole.rad()[0], 3)), "it stays as it was made from the RAD"
+
+
+def test_coordinates_of_a_secure_sum_are_those_of_plain_sketches(tmp_path: Path) -> None:
+    short = ["alignment.form=sketch", "rounds=1", "evaluation.every=0", "evaluation.untrained=false"]
+    settings = [*short, "alignment.distance=coordinates", "alignment.coordinates=8", "engine.workers=1"]
+    plain, secure = (run(tmp_path / name, *settings, f"privacy.secure={name}") for name in ("false", "true"))
+    ours, theirs = (server_tensors(folder.path)["shared/coordinates"] for folder in (secure, plain))
+    assert float(torch.nn.functional.cosine_similarity(ours, theirs).min()) > 0.99
 
 
 def test_a_finished_run_is_left_unchanged(reference: RunFolder) -> None:

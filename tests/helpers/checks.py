@@ -55,7 +55,9 @@ def make_client(config: Config, encoder: str = LITTLE, count: int = 24) -> Train
     """Build a client on the CPU, with labels if the method needs them."""
     kind = type(method_for(config))
     model = config.model_of(0).model_copy(update={"encoder": encoder})
-    learner = build_learner(model, config.ssl, 3, 16, 0, classes=3 if kind.needs_labels else None)
+    head = config.alignment.coordinates if config.alignment.distance == "coordinates" else None
+    classes = 3 if kind.needs_labels else None
+    learner = build_learner(model, config.ssl, 3, 16, 0, classes=classes, coordinates=head)
     labels = torch.arange(count) % 3 if kind.needs_labels else None
     return TrainingClient("client-000", config, learner, images("own", count=count), images("rad"), labels)
 
@@ -114,8 +116,11 @@ def test_simsiam_trains_on_the_accelerator_with_images_that_stay_on_the_cpu() ->
         ["alignment.kernel=polynomial", "alignment.layer=predictor", "alignment.augment_rad=false"],
         ["alignment.estimator=debiased", "alignment.when=epoch", "rad.in_ssl=true"],
         ["alignment.form=sketch", "optim.clip_norm=1.0", "alignment.every=2"],
+        ["alignment.distance=coordinates", "rad.in_ssl=true"],
+        ["alignment.distance=coordinates", "alignment.form=sketch", "alignment.coordinates=5"],
         ["ssl.kind=vicreg", "views.count=3", "optim.kind=adamw"],
         ["ssl.kind=simclr", "optim.kind=lars", "ssl.ema_end=1.0"],
+        ["ssl.kind=simclr", "optim.kind=muon"],
         ["ssl.kind=barlow-twins", "optim.warmup=1"],
     ],
     ids=" ".join,

@@ -133,8 +133,8 @@ def test_an_error_about_an_unknown_encoder_suggests_the_nearest():
 
 
 def test_an_error_about_an_unknown_option_lists_the_known_ones():
-    assert "no option 'wdith', expected one of: width." in refusal("resnet10(wdith=4)")
-    assert "no option 'layers', expected one of: width, depth, heads, patch." in refusal("vit(layers=4)")
+    assert "no option 'wdith', expected one of: width, stem, whiten, pool." in refusal("resnet10(wdith=4)")
+    assert "no option 'layers', expected one of: width, depth, heads, patch, whiten, pool." in refusal("vit(layers=4)")
 
 
 def test_patches_must_divide_the_side():

@@ -9,6 +9,7 @@ from torch import nn
 
 from hetero_ssfl.config import OptimConfig
 from hetero_ssfl.errors import ConfigError
+from hetero_ssfl.learning import optimisers
 from hetero_ssfl.learning.optimisers import LARS, TRUST, build_optimiser
 
 
@@ -48,6 +49,36 @@ def test_a_layer_of_zeros_can_leave_zero_with_lars() -> None:
     weight.sum().backward()
     optimiser.step()
     assert torch.equal(weight.detach(), torch.full((2, 2), -0.1))
+
+
+def test_muon_follows_its_formula_with_an_exact_orthogonal_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps computed with an SVD in place of Newton-Schulz; vectors take AdamW's steps."""
+
+    def exact(m: torch.Tensor) -> torch.Tensor:
+        u, _, vh = torch.linalg.svd(m, full_matrices=False)
+        return u @ vh
+
+    lr, momentum, decay = 0.1, 0.9, 0.01
+    monkeypatch.setattr(optimisers, "orthogonal", exact)
+    trained, known = parameters(), parameters()
+    matrix, vector = steps(optimisers.Muon(trained, lr, momentum, decay), trained)
+    w, m = known[0].detach().clone(), torch.zeros(3, 4, dtype=torch.double)
+    for _ in range(3):
+        g = 3 * w**2
+        m = momentum * m + g
+        w = (1 - lr * decay) * w - lr * 0.2 * 2 * exact(g + momentum * m)  # the larger side is 4
+    torch.testing.assert_close(matrix, w)
+    adamw = torch.optim.AdamW(known[1:], lr, weight_decay=decay)
+    assert torch.equal(vector, steps(adamw, known[1:])[0])
+
+
+@pytest.mark.parametrize("shape", [(8, 20), (20, 8), (6, 6)])
+def test_newton_schulz_brings_singular_values_near_one(shape: tuple[int, int]) -> None:
+    m = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 1e3
+    u, _, vh = torch.linalg.svd(m, full_matrices=False)
+    values = torch.linalg.svdvals(optimisers.orthogonal(m))
+    assert 0.5 < float(values.min()) < float(values.max()) < 1.3
+    assert float((optimisers.orthogonal(m) * (u @ vh)).sum()) / min(shape) > 0.8
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -23,7 +23,7 @@ from hetero_ssfl.kernels.factor import kernel_factor
 from hetero_ssfl.kernels.mean import sketch, sketching_matrix
 from hetero_ssfl.learning.alignment import Alignment, mu_at
 from hetero_ssfl.learning.learner import build_learner
-from hetero_ssfl.learning.training import TrainingClient, learning_rate, rad_representations, train
+from hetero_ssfl.learning.training import Step, TrainingClient, learning_rate, rad_representations, train
 from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState, Update, method_class, method_for
 from hetero_ssfl.methods.averaging import average
 from hetero_ssfl.methods.hetero import HeteroSSFL
@@ -429,7 +429,7 @@ def term_of_one_step(layer: str, mu: float) -> tuple[TrainingClient, torch.Tenso
     client = make_client(config_with("alignment.rad_batch=0", "alignment.augment_rad=false", layer))
     client.learner.eval()
     consensus = torch.randn(16, 5, generator=rng_for(1))
-    return client, consensus, Alignment(client, consensus, mu)(client.learner, rng_for(2), 0)
+    return client, consensus, Alignment(client, consensus, mu)(client.learner, rng_for(2), step_of(0))
 
 
 def test_a_step_aligns_on_rows_of_the_consensus() -> None:
@@ -455,7 +455,11 @@ def test_the_term_can_be_added_once_per_epoch() -> None:
     config = config_with("alignment.when=epoch")
     client = make_client(config)
     term = Alignment(client, torch.randn(16, 5, generator=rng_for(1)), mu=1.0)
-    assert [float(term(client.learner, rng_for(2), step).detach()) > 0 for step in range(3)] == [True, False, False]
+    assert [float(term(client.learner, rng_for(2), step_of(step)).detach()) > 0 for step in range(3)] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_diverging_client_raises_an_error() -> None:
@@ -492,14 +496,18 @@ def test_only_the_rows_of_the_current_step_have_a_gradient() -> None:
     assert not any(remembered.requires_grad for _, remembered in alignment.memory)
 
 
+def step_of(number: int) -> Step:
+    return Step(number, torch.arange(0), ())
+
+
 def test_the_term_compares_the_neighbourhoods_of_the_steps_own_images_among_all_remembered_ones() -> None:
     kl = ["alignment.distance=relational-kl", "alignment.augment_rad=false"]
     config = config_with("alignment.memory=100", "alignment.rad_batch=6", *kl)
     client, consensus = make_client(config), torch.randn(16, 5, generator=rng_for(1))
     client.learner.eval()
     alignment, rng, same = Alignment(client, consensus, mu=1.0), rng_for(3), rng_for(3)
-    alignment(client.learner, rng, 0)
-    found = alignment(client.learner, rng, 1)
+    alignment(client.learner, rng, step_of(0))
+    found = alignment(client.learner, rng, step_of(1))
     before, now = (torch.randperm(16, generator=same)[:6].tolist() for _ in range(2))
     rows = now + [row for row in reversed(before) if row not in now]
     everything = client.learner.represent((client.rad.float() / 255 - 0.5) / 0.25, "encoder")

@@ -8,8 +8,8 @@ from hetero_ssfl.data import Counts
 from hetero_ssfl.federation.server.loop import collapse_warning
 from hetero_ssfl.kernels.consensus import MeanKernel
 from hetero_ssfl.kernels.mean import Sums
+from hetero_ssfl.learning.forward_cost import Work
 from hetero_ssfl.learning.learner import build_learner
-from hetero_ssfl.learning.work import Work
 from hetero_ssfl.methods import HeteroSSFL, Update, method_for
 from hetero_ssfl.methods.capabilities import Warnings
 from hetero_ssfl.methods.costs import Workload, message_bytes, training_seconds

@@ -50,7 +50,7 @@ def test_compare_takes_means_over_clients_then_over_seeds(tmp_path: Path) -> Non
     assert first["sd_over_seeds"] == pytest.approx(2**0.5)
     assert second["mean"] == pytest.approx((35 + 37) / 2)
     assert second["difference_to_first"] == pytest.approx(20)
-    assert compare_table([first, second]).row_count == 2
+    assert compare_table([first, second], []).row_count == 2
 
 
 def test_clients_that_never_trained_are_named_and_not_part_of_any_mean(tmp_path: Path) -> None:

@@ -360,6 +360,14 @@ def test_a_method_without_kernels_is_refused_in_a_sentence(
     assert f"trained with method '{method}'. Choose a run with method = 'hetero-ssfl'." in said.replace("\n", " ")
 
 
+def test_a_term_that_compares_no_kernels_is_refused(finished: RunFolder, tmp_path: Path, call: Call) -> None:
+    path = Path(shutil.copytree(finished.path, tmp_path / "other"))
+    RunFolder(path).write_config(tiny("alignment.distance=coordinates"))
+    code, _, said = call("theory", path)
+    assert code == 2
+    assert "alignment.distance = 'coordinates'" in said.replace("\n", " ")
+
+
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [({"site": "nodes", "nodes": []}, "on other machines"), ({"site": "python", "given": {}}, "are Python objects")],

@@ -19,7 +19,7 @@ from ..federation.participants.limits import check_text
 from ..federation.participants.node import open_node
 from ..federation.participants.node_rad import blank_rad
 from ..federation.participants.node_settings import NodeSettings
-from ..learning.work import work_of
+from ..learning.forward_cost import work_of
 from ..plugins import TRUST_VARIABLE, is_trusted
 from .check_machine import Part
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..config import AlignmentConfig
 from .contribution import norm_of, trace_of
+from .coordinates import coordinates
 from .mean import SINGLE, SPARE, Consensus, Sums, combine, sketch, sketching_matrix
 
 ABSORBED = 1e6  # times the median norm: next to such a contribution the others lost digits in the sums
@@ -44,13 +45,16 @@ class MeanKernel:
     """Running sums over all clients, if their factors together are wider than B may be."""
     norms: Tensor | None = None
     """The norm of each client's kernel in the order of the group, if kernels are not normalised."""
+    coordinates: Tensor | None = None
+    """One target vector per RAD image, if the alignment term uses coordinates."""
 
     def to_tensors(self) -> dict[str, Tensor]:
         tensors = {"factor": self.factor, "lost": torch.tensor(self.lost)}
         if self.sums is not None:
             totals = torch.tensor([self.sums.trace, self.sums.weight], dtype=torch.float64)
             tensors |= {"sums": self.sums.sketch, "totals": totals}
-        return tensors if self.norms is None else {**tensors, "norms": self.norms}
+        optional = {"norms": self.norms, "coordinates": self.coordinates}
+        return tensors | {name: tensor for name, tensor in optional.items() if tensor is not None}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "MeanKernel | None":
@@ -58,7 +62,7 @@ class MeanKernel:
         if "factor" not in tensors:
             return None
         sums = Sums(tensors["sums"], *tensors["totals"].tolist()) if "sums" in tensors else None
-        return cls(tensors["factor"], float(tensors["lost"]), sums, tensors.get("norms"))
+        return cls(tensors["factor"], float(tensors["lost"]), sums, tensors.get("norms"), tensors.get("coordinates"))
 
     def usual_norm(self, order: Sequence[str], client: str) -> float:
         """Return the median norm of the other clients, which this client cannot influence; inf if unknown."""
@@ -96,12 +100,12 @@ class Averaging:
         norms = None if self.alignment.normalize else _changed_norms(mean, after, changed, self.rows)
         whole = self._concatenated(after) if mean is None or mean.sums is None else None
         if whole is not None:
-            return MeanKernel(whole.factor.to(self.wire), whole.lost, None, norms)
+            return self._kept(whole, mean, None, norms)
         sums = self._sums(mean, before, after, [name for name in after.order if name in changed])
         precision = SINGLE if self.alignment.form == "factor" else torch.finfo(self.wire).eps
         in_mean = noise / len(after.contributions) ** 0.5  # weights are equal where there is noise
         cut = sums.consensus(self.omega(), precision, self.alignment.rank, in_mean)
-        return MeanKernel(cut.factor.to(self.wire), cut.lost, sums, norms)
+        return self._kept(cut, mean, sums, norms)
 
     def mix(self, mean: MeanKernel | None, new: Sums, keep: float, noise: float = 0.0) -> MeanKernel:
         """Return the mean kernel of a secure sum, mixed with the fraction `keep` of the last one.
@@ -112,7 +116,16 @@ class Averaging:
             old = mean.sums
             new = Sums().plus(keep, old.sketch, old.trace).plus(1 - keep, new.sketch, new.trace)
         cut = new.consensus(self.omega(), SINGLE, self.alignment.rank, noise)
-        return MeanKernel(cut.factor.to(self.wire), cut.lost, new if keep else None)
+        return self._kept(cut, mean, new if keep else None, None)
+
+    def _kept(self, new: Consensus, last: MeanKernel | None, sums: Sums | None, norms: Tensor | None) -> MeanKernel:
+        """Return the mean kernel as it is kept and sent, with coordinates if the alignment term uses them."""
+        a, targets = self.alignment, None
+        if a.distance == "coordinates":
+            targets = coordinates(new.factor, a.coordinates, a.coordinates_power, last.coordinates if last else None)
+        return MeanKernel(
+            new.factor.to(self.wire), new.lost, sums, norms, None if targets is None else targets.to(self.wire)
+        )
 
     def _concatenated(self, group: Group) -> Consensus | None:
         """Return [sqrt(w_j) A_j ...] of all clients, or None if it is wider than B may be."""

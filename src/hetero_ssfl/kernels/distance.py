@@ -14,10 +14,12 @@ def alignment_distance(live: Tensor, consensus: Tensor, config: AlignmentConfig,
     """Return distance(K_k, K_mean) on some RAD rows: `live` (n x d) with gradient, `consensus` (n x r) rows of B.
 
     If only the first `rows` have a gradient, the neighbourhoods of the others are not compared: they would only lower
-    the weight of the first.
+    the weight of the first. With `coordinates`, both are vectors in the space of the coordinates.
     """
     with torch.autocast(live.device.type, enabled=False):
         live, consensus = at_least_float32(live), at_least_float32(consensus)
+        if config.distance == "coordinates":
+            return 1 - F.cosine_similarity(live, consensus, dim=1).mean()
         if config.row_normalize:
             live = F.normalize(live, dim=1)
         if config.distance == "relational-kl":

@@ -9,7 +9,7 @@ from ..config import Config
 from ..data import random_view, take, to_input
 from ..kernels.distance import alignment_distance
 from .learner import Learner
-from .training import TrainingClient
+from .training import Step, TrainingClient
 
 
 class Alignment:
@@ -22,9 +22,9 @@ class Alignment:
         self.batch = min(batch, len(self.rad)) if batch else len(self.rad)
         self.memory: deque[tuple[Tensor, Tensor]] = deque()  # rows and their representations, oldest first
 
-    def __call__(self, learner: Learner, rng: Generator, step: int) -> Tensor:
+    def __call__(self, learner: Learner, rng: Generator, step: Step) -> Tensor:
         alignment = self.config.alignment
-        if (alignment.when == "epoch" and step > 0) or step % alignment.every:
+        if (alignment.when == "epoch" and step.number > 0) or step.number % alignment.every:
             return torch.zeros((), device=self.consensus.device)
         rows = torch.randperm(len(self.rad), generator=rng)[: self.batch]
         pixels = take(self.rad, rows, self.consensus.device)
@@ -53,6 +53,36 @@ class Alignment:
             self.memory.popleft()
         kept = torch.tensor(unique, dtype=torch.long)
         return torch.cat([rows, old_rows[kept]]), torch.cat([live, take(old, kept, live.device).to(live.dtype)])
+
+
+class Coordinates:
+    """mu * (1 - cos(h(f(x)), T_x)): the head's output for a RAD image is pulled to the image's coordinates.
+
+    RAD images that are in the local loss anyway cost no additional forward pass.
+    """
+
+    def __init__(self, client: TrainingClient, coordinates: Tensor, mu: float) -> None:
+        self.config, self.mu = client.config, mu
+        self.rad, self.own_images, self.coordinates = client.rad, len(client.pixels), coordinates.to(client.device)
+
+    def __call__(self, learner: Learner, rng: Generator, step: Step) -> Tensor:
+        rows, features = self._rad_features(learner, rng, step)
+        if not len(rows):
+            return torch.zeros((), device=self.coordinates.device)
+        assert learner.head is not None
+        wanted = take(self.coordinates, rows, features.device)
+        return self.mu * alignment_distance(learner.head(features), wanted, self.config.alignment)
+
+    def _rad_features(self, learner: Learner, rng: Generator, step: Step) -> tuple[Tensor, Tensor]:
+        """Return rows of the RAD and features of views of them."""
+        if self.config.rad.in_ssl:
+            places = (step.rows >= self.own_images).nonzero().squeeze(1)
+            features = torch.cat([take(view, places, view.device) for view in step.features])
+            return (step.rows[places] - self.own_images).repeat(len(step.features)), features
+        batch = min(self.config.alignment.rad_batch or len(self.rad), len(self.rad))
+        rows = torch.randperm(len(self.rad), generator=rng)[:batch]
+        images = random_view(take(self.rad, rows, self.coordinates.device), self.config.views, rng)
+        return rows, learner.encoder(images)
 
 
 def mu_at(config: Config, round_number: int) -> float:

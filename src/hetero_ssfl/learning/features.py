@@ -12,7 +12,7 @@ def extract_features(encoder: nn.Module, pixels: Tensor, batch: int = 512) -> Te
     """Return the features of images without augmentation, in evaluation mode, as float32 on the CPU."""
     was_training = encoder.training
     encoder.eval()
-    device = next(encoder.parameters()).device
+    device = next((p.device for p in encoder.parameters()), torch.device("cpu"))
     parts = [encoder(to_input(rows.to(device, non_blocking=True))).float() for rows in pixels.split(batch)]
     encoder.train(was_training)
     return torch.cat(parts).cpu()

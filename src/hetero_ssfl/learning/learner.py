@@ -23,10 +23,19 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 class Learner(nn.Module):
-    """W^o = encoder + projector, W^p = predictor, W^t = a moving average of W^o (BYOL and the user's own losses)."""
+    """W^o = encoder + projector, W^p = predictor, W^t = a moving average of W^o (BYOL and the user's own losses).
+
+    `head` maps features to the coordinates that all clients share, if the alignment term uses them.
+    """
 
     def __init__(
-        self, encoder: nn.Module, width: int, model: ModelConfig, ssl: SslConfig, classes: int | None = None
+        self,
+        encoder: nn.Module,
+        width: int,
+        model: ModelConfig,
+        ssl: SslConfig,
+        classes: int | None = None,
+        coordinates: int | None = None,
     ) -> None:
         super().__init__()
         hidden, outputs = model.projector or ssl.projector
@@ -39,6 +48,7 @@ class Learner(nn.Module):
             self.target = copy.deepcopy(self.online)
             self.target.requires_grad_(False)
         self.classifier = nn.Linear(width, classes) if classes else None  # for supervised baselines
+        self.head = nn.Linear(width, coordinates) if coordinates else None
 
     @property
     def online(self) -> nn.Sequential:
@@ -80,6 +90,7 @@ def build_learner(
     seed: int,
     *scope: str | int,
     classes: int | None = None,
+    coordinates: int | None = None,
     example: Tensor | None = None,
 ) -> Learner:
     """Build a client's networks. Initial parameters depend only on (seed, scope); a module instance keeps its own."""
@@ -90,7 +101,7 @@ def build_learner(
                 f"encoder '{model.encoder}' has no trainable parameters. "
                 "Choose another encoder, or set requires_grad on the parameters to train."
             )
-        learner = Learner(encoder, width, model, ssl, classes)
+        learner = Learner(encoder, width, model, ssl, classes, coordinates)
     return _in_layout(learner, example)
 
 

@@ -24,6 +24,8 @@ def build_optimiser(parameters: Iterable[nn.Parameter], config: OptimConfig) -> 
         return torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
     if config.kind == "lars":
         return LARS(trained, config.lr, config.momentum, config.weight_decay)
+    if config.kind == "muon":
+        return Muon(trained, config.lr, config.momentum, config.weight_decay)
     made = find(config.kind, "optim.kind")(trained, config.lr)
     if not isinstance(made, Optimizer):
         raise ConfigError(
@@ -89,3 +91,41 @@ class LARS(Optimizer):
                 m = self.state[p].setdefault("momentum", torch.zeros_like(p))
                 m.mul_(group["momentum"]).add_(g)
                 p.add_(m, alpha=-group["lr"])
+
+
+class Muon(Optimizer):
+    """SGD with momentum whose steps are orthogonalised matrices (Jordan et al., 2024); AdamW for all else.
+
+    m <- momentum * m + g;  W <- (1 - lr * decay) W - lr * 0.2 sqrt(max(rows, columns)) * orthogonal(g + momentum * m).
+    The factor gives steps the size of AdamW's (Liu et al., 2025, arXiv:2502.16982), so that both share a learning rate.
+    A convolution's weight is a matrix with one row per output channel.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
+        matrices = [p for p in parameters if p.ndim in (2, 4)]
+        rest = torch.optim.AdamW([p for p in parameters if p.ndim not in (2, 4)], lr, weight_decay=weight_decay)
+        super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.rest = rest
+        self.param_groups += rest.param_groups  # the same dictionaries: a change of the learning rate reaches both
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.rest.step()
+        group = self.param_groups[0]
+        for p in (p for p in group["params"] if p.grad is not None):
+            m = self.state[p].setdefault("momentum", torch.zeros_like(p))
+            m.mul_(group["momentum"]).add_(p.grad)
+            direction = p.grad.add(m, alpha=group["momentum"]).flatten(1)
+            size = 0.2 * max(direction.shape) ** 0.5
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            p.add_(orthogonal(direction).view_as(p), alpha=-group["lr"] * size)
+
+
+def orthogonal(m: Tensor) -> Tensor:
+    """Return about U V^T for m = U S V^T: five Newton-Schulz steps, which bring singular values near 1 (0.7 to 1.2)."""
+    wide = m.T if m.shape[0] > m.shape[1] else m
+    x = wide / wide.norm().clamp_min(1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (2.0315 * gram @ gram - 4.7750 * gram) @ x
+    return x.T if m.shape[0] > m.shape[1] else x

@@ -1,13 +1,13 @@
 """The one local training loop, which every method uses."""
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from ..config import Config
 from ..data import random_view, take, to_input
@@ -18,8 +18,8 @@ from .learner import Learner
 from .losses import local_loss
 from .optimisers import build_optimiser
 
-Regulariser = Callable[[Learner, Generator, int], Tensor]
-"""Returns another term of the loss, already weighted, from the networks, a generator and the step within the epoch."""
+Regulariser = Callable[[Learner, Generator, "Step"], Tensor]
+"""Returns another term of the loss, already weighted, from the networks, a generator and what the step has computed."""
 
 Objective = Callable[["TrainingClient", Tensor, Tensor | None, Generator], tuple[Tensor, Tensor]]
 """Returns the local loss of a batch of images (and labels, if any), and features to monitor for collapse."""
@@ -29,6 +29,18 @@ Progress = Callable[[float, float], None]
 
 MAX_SANE_WEIGHT = 1e3  # beyond it, a network's output overflows because training diverged
 STEPS_BETWEEN_READS = 50  # on an accelerator, where reading the loss waits for all queued work
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a regulariser can use of a training step."""
+
+    number: int
+    """Within the epoch."""
+    rows: Tensor
+    """The images of the batch: rows of the client's own images, followed by those of the RAD."""
+    features: Sequence[Tensor]
+    """The encoder's outputs for the batch in the local loss, one tensor per view."""
 
 
 @dataclass
@@ -83,7 +95,7 @@ def train(
         scope = ("train", client.name, round_number, epoch)
         rng, rng_regulariser = rng_for(config.seed, *scope), rng_for(config.seed, *scope, "regulariser")
         order = torch.randperm(len(pixels), generator=rng)
-        with global_seed(config.seed, *scope, "global"):
+        with global_seed(config.seed, *scope, "global"), outputs_of(learner.encoder) as features:
             for step in range(steps):
                 done = (epoch + step / steps) / config.local_epochs
                 for group in optimiser.param_groups:
@@ -91,8 +103,10 @@ def train(
                 rows = order[step * batch : (step + 1) * batch]
                 labels = None if client.labels is None else take(client.labels, rows, device)
                 with mixed_precision(config, device):
+                    features.clear()
                     loss, projection = objective(client, take(pixels, rows, device), labels, rng)
-                    term = no_term if regulariser is None else regulariser(learner, rng_regulariser, step)
+                    seen = Step(step, rows, tuple(features))
+                    term = no_term if regulariser is None else regulariser(learner, rng_regulariser, seen)
                 if on_cpu and not math.isfinite(float(loss.detach() + term.detach())):
                     raise not_finite(client, round_number, take(pixels, rows, device))
                 optimiser.zero_grad(set_to_none=True)
@@ -114,6 +128,17 @@ def train(
     client.round = round_number
     rank = effective_rank(projection.detach().cpu())
     return {"loss_ssl": ssl, "loss_alignment": term_mean, "spread": spread, "batch_rank": rank}
+
+
+@contextmanager
+def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect what the module returns."""
+    outputs: list[Tensor] = []
+    hook = module.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    try:
+        yield outputs
+    finally:
+        hook.remove()
 
 
 def feature_spread(z: Tensor) -> Tensor:

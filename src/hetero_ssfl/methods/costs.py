@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..config import Config
 from ..data import Counts
+from ..learning.floors import MAX_SIDE
+from ..learning.forward_cost import Work
 from ..learning.learner import Learner
-from ..learning.work import Work
 from . import FedSSL, HeteroSSFL, Local, method_class
 from .averaging import shared_weights
 
@@ -50,9 +51,13 @@ def training_seconds(config: Config, work: Workload) -> dict[str, float]:
         passes = 3  # one view, and no target
     step = SECONDS_PER_STEP + passes * _pass(config, work, batch)
     step += 3 * comb(views, 2) * batch * _outputs(config) * max(_outputs(config), batch) / MULTIPLY_ADDS  # the loss
+    if optim.kind == "muon":  # ten products with each matrix, whose smaller side is about the width of the features
+        step += 10 * work.encoder.parameters * work.encoder.width / MULTIPLY_ADDS
+    if _has_head(config) and config.rad.in_ssl:
+        step += 3 * views * batch * _head(config, work) / MULTIPLY_ADDS
     parts = {f"local_epochs = {config.local_epochs} with optim.batch = {optim.batch}": steps * step}
     parts[f"rad.size = {config.rad.size}"] = _pass(config, work, config.rad.size) + _factor_seconds(config, work)
-    if _aligns(config) and config.alignment.mu:
+    if _aligns(config) and config.alignment.mu and not (_has_head(config) and config.rad.in_ssl):
         rad = config.alignment
         steps = -(-steps // rad.every) if rad.when == "step" else config.local_epochs
         rows, columns, width = _rows(config), _columns(config), _width(config, work)
@@ -78,8 +83,18 @@ def evaluation_seconds(config: Config, work: Workload) -> dict[str, float]:
     return {
         "this node's images": _pass(config, work, images) + images * train * width / MULTIPLY_ADDS,
         f"evaluation.epochs = {ask.epochs} with batch = {ask.batch} and hidden = {ask.hidden}": (2 + fractions) * fit,
+        f"evaluation.floors = {str(ask.floors).lower()}": _floor_seconds(config, work) if ask.floors else 0,
         f"{fractions} evaluation.label_shares with finetune_epochs = {ask.finetune_epochs}": tuning,
     }
+
+
+def _floor_seconds(config: Config, work: Workload) -> float:
+    """Return the seconds to probe the features of learning/floors.py, of which raw pixels are the widest."""
+    ask, (images, train, classes) = config.evaluation, work.images
+    widest = work.channels * min(work.side, MAX_SIDE) ** 2
+    probes = 3 * ask.epochs * train * classes * (widest + 2 * work.encoder.width + 256)
+    axes = 20 * train * widest * (work.encoder.width + 16)
+    return (probes + axes + 2 * images * train * widest + images * work.side**2 * 64 * 64 * 9) / MULTIPLY_ADDS
 
 
 def memory_bytes(config: Config, work: Workload) -> dict[str, float]:
@@ -98,6 +113,11 @@ def memory_bytes(config: Config, work: Workload) -> dict[str, float]:
         f"optim.batch = {config.optim.batch} with views.count = {views}": batch * views * live,
         f"alignment.rad_batch = {rad.rad_batch} and memory = {rad.memory}": (
             _rad_batch(config) * live + kernels + kept if _aligns(config) else 0
+        ),
+        f"alignment.coordinates = {rad.coordinates}": (
+            4 * COPIES * _head(config, work) + 12 * rad.coordinates * (config.rad.size + batch * views)
+            if _has_head(config)
+            else 0
         ),
         f"rad.size = {config.rad.size} and alignment.rank = {rad.rank}": (
             config.rad.size * (work.image_bytes + 32 * width + 24 * columns) + 32 * width**2
@@ -118,6 +138,7 @@ def disk_bytes(config: Config, work: Workload) -> dict[str, float]:
         "its other files": work.other_files,
         "this node's encoder": work.encoder.state_bytes * (KEPT_STATES * encoders + 1),  # and the finished model
         f"ssl.projector = {list(config.ssl.projector)} and predictor = {config.ssl.predictor}": KEPT_STATES * heads,
+        f"alignment.coordinates = {config.alignment.coordinates}": 4 * KEPT_STATES * _head(config, work),
         f"images of side {work.side}": work.images.images * work.image_bytes,
         f"rad.size = {config.rad.size}": config.rad.size * work.image_bytes,
     }
@@ -141,6 +162,8 @@ def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int | Non
     up, down = min(width, rank), min(width * config.clients.count, rank)
     if config.alignment.form == "sketch":
         up = down = min(rank, rows)
+    if _has_head(config):
+        down = config.alignment.coordinates
     return rows * (up + down) * size
 
 
@@ -176,6 +199,15 @@ def _factor_seconds(config: Config, work: Workload) -> float:
         columns = min(config.alignment.rank, rows)
         multiply_adds += 4 * rows * columns**2 + 2 * rows * columns * width
     return 5 * multiply_adds / MULTIPLY_ADDS  # in double precision, with little reuse
+
+
+def _has_head(config: Config) -> bool:
+    return _aligns(config) and config.alignment.distance == "coordinates"
+
+
+def _head(config: Config, work: Workload) -> int:
+    """Return the number of parameters of the head that predicts coordinates."""
+    return (work.encoder.width + 1) * config.alignment.coordinates if _has_head(config) else 0
 
 
 def _aligns(config: Config) -> bool:

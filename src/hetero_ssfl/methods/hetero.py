@@ -23,8 +23,8 @@ from ..kernels.cka import mutual_cka
 from ..kernels.consensus import Group, MeanKernel
 from ..kernels.contribution import TOLERANCE, check_contribution, check_rows, contribution
 from ..kernels.factor import effective_rank, spectrum
-from ..learning.alignment import Alignment, mu_at
-from ..learning.training import TrainingClient, rad_representations, train
+from ..learning.alignment import Alignment, Coordinates, mu_at
+from ..learning.training import Regulariser, TrainingClient, rad_representations, train
 from ..privacy.accountant import epsilon_of
 from .base import Broadcast, ClientId, ServerState, Update, without
 from .private import PrivateSketches
@@ -39,21 +39,34 @@ class HeteroSSFL(PrivateSketches):
     keeps_replies = True
     opening = "all"  # Algorithm 1 computes K_mean(0) from the untrained models
 
+    @property
+    def sends(self) -> str:
+        """The array that clients receive: a factor of the mean kernel, or its coordinates."""
+        return "coordinates" if self.config.alignment.distance == "coordinates" else "factor"
+
     def broadcast(self, state: ServerState, client: ClientId) -> Broadcast:
         mean = MeanKernel.from_tensors(state.shared)
         if self.config.alignment.leave_one_out and client in state.clients:
             others = {name: kept for name, kept in state.clients.items() if name != client}
             mean = self.mean_kernel(state, replace(state, clients=others), [client]) if others else None
-        return Broadcast(state.round + 1, {} if mean is None else {"factor": mean.factor})
+        if mean is None:
+            return Broadcast(state.round + 1)
+        arrays = {"factor": mean.factor} if mean.coordinates is None else {"coordinates": mean.coordinates}
+        return Broadcast(state.round + 1, arrays)
 
     def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
         metrics: dict[str, float] = {}
         if down.round > 0:
-            mu, wanted = mu_at(self.config, down.round), down.arrays.get("factor")
-            term = Alignment(client, wanted, mu) if mu > 0 and wanted is not None else None
-            metrics = train(client, down.round, term)
+            metrics = train(client, down.round, self.term(client, down.arrays, mu_at(self.config, down.round)))
         sent = contribution(rad_representations(client), self.config.alignment, self.config.seed, self.wire)
         return Update(len(client.pixels), sent.arrays, {**metrics, "effective_rank": sent.effective_rank})
+
+    def term(self, client: TrainingClient, arrays: Mapping[str, Tensor], mu: float) -> Regulariser | None:
+        """Return the alignment term of a client's loss, if there is a consensus."""
+        wanted = arrays.get(self.sends)
+        if wanted is None or not mu:
+            return None
+        return (Coordinates if self.sends == "coordinates" else Alignment)(client, wanted, mu)
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
         if self.config.privacy.secure:  # the same mean, where no server has to be kept from knowing the summands
@@ -77,9 +90,11 @@ class HeteroSSFL(PrivateSketches):
     def check_broadcast(self, client: TrainingClient, down: Broadcast) -> None:
         super().check_broadcast(client, down)
         for name, array in down.arrays.items():
-            if name != "factor":
-                raise ProtocolError(f"the server sent '{name[:40]}', expected only 'factor'.")
-            check_rows(array, len(client.rad), 1, self.config.alignment.rank, "the server")
+            if name != self.sends:
+                raise ProtocolError(f"the server sent '{name[:40]}', expected only '{self.sends}'.")
+            alignment = self.config.alignment
+            widths = (1, alignment.rank) if name == "factor" else (alignment.coordinates, alignment.coordinates)
+            check_rows(array, len(client.rad), *widths, "the server")
 
     # --- the mean kernel ---
 

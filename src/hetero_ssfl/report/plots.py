@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..errors import ConfigError
-from ..runs.events import Evaluated, Event
+from ..learning.floors import FULL_WIDTH
+from ..runs.events import Evaluated, Event, FloorProbed
 from ..runs.files import write_atomically
 
 BLUE, ORANGE, GREY = "#2a6f97", "#d1602a", "#8a8a8a"
@@ -34,6 +35,10 @@ def curves(axes: Axes, runs: Mapping[str, Sequence[Event]], metric: str) -> None
             continue
         axes.plot(rounds, [np.mean(v) for v in values], color=colour, marker="o", markersize=3, label=label)
         axes.fill_between(rounds, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.12, lw=0)
+    floors = [e for events in runs.values() for e in events if isinstance(e, FloorProbed) and e.split == "validation"]
+    for name, value in {e.name: e.mean[metric] for e in floors if metric in e.mean}.items():
+        axes.axhline(value, color="black", linewidth=0.8, linestyle=":" if name.endswith(FULL_WIDTH) else "--")
+        axes.annotate(name, (0, value), (2, 2), textcoords="offset points", fontsize=7)
     axes.set(xlabel="round", ylabel=f"validation accuracy (%)\n{metric.replace('_', ', ')}")
     axes.legend(frameon=False)
 

@@ -11,6 +11,7 @@ from .tables import (
     compare_cells,
     compare_rows,
     duration,
+    floor_rows,
     metric_names,
     number,
     signed,
@@ -90,6 +91,11 @@ def key_metrics(runs: Sequence[ReportedRun], metric: str | None) -> list[tuple[s
     if metric:
         if last.untrained:
             cards.append((UNTRAINED, _percent(_column(last.untrained, metric)), "untrained"))
+        floors = {floor: last.result.floor(floor, metric) for floor in last.result.floors}
+        known = {floor: scores for floor, scores in floors.items() if scores}
+        if known:
+            best = max(known, key=lambda floor: mean(known[floor]))
+            cards.append((UNTRAINED, _percent(known[best]), f"floor: {best}"))
         cards += [(run.style, _percent(run.result.scores(metric)), run.label) for run in runs[-5:]]
     sent = sum(sum(last.bytes_of(key).values()) for key in ("bytes_up", "bytes_down"))
     cards.append(("", volume(sent), f"sent in total, up and down, {last.label}"))
@@ -116,6 +122,11 @@ def accuracy(runs: Sequence[ReportedRun], metric: str | None) -> Section:
         Figures([_accuracy_of_clients(runs, clients, metric), *holdings], "large"),
         _accuracy_table(runs, clients, metric),
     ]
+    if last.result.floors:
+        names = metric_names(last.result)
+        cells = [[floor, *[spread(last.result.floor(floor, m)) for m in names]] for floor in last.result.floors]
+        caption = "Floors: the same probes on features that nobody trained, percent"
+        blocks.append(Rows(caption, ["features", *map(plain_metric, names)], cells))
     others = [name for name in metric_names(last.result) if name != metric]
     if others:
         head = ["probe", "untrained", *[run.label for run in runs]]
@@ -127,7 +138,9 @@ def accuracy(runs: Sequence[ReportedRun], metric: str | None) -> Section:
     results = [run.result for run in runs]
     if len({result.settings for result in results}) < len(results):  # some runs differ only in the seed
         caption = "Over seeds: difference to the first on equal seeds, paired by client"
-        blocks.append(Rows(caption, COMPARED, compare_cells(compare_rows(results, metric))))
+        blocks.append(
+            Rows(caption, COMPARED, compare_cells([*floor_rows(results, metric), *compare_rows(results, metric)]))
+        )
     return Section("accuracy", title, intro, blocks)
 
 

@@ -57,6 +57,15 @@ class Result:
         scores = [self.trained_score(client, metric) for client in self.results["clients"]]
         return [score for score in scores if score is not None]
 
+    def floor(self, name: str, metric: str) -> list[float]:
+        """Return the scores of features that nobody trained, at the width of each client that trained."""
+        clients = self.results["floors"][name].items()
+        return [s[metric] for client, s in clients if metric in s and client not in self.never_trained]
+
+    @property
+    def floors(self) -> list[str]:
+        return list(self.results.get("floors", {}))
+
     def model(self, client: str) -> dict[str, Any]:
         """Return the client's encoder and its number of parameters."""
         models: dict[str, dict[str, Any]] = self.results.get("models", {})
@@ -81,6 +90,10 @@ def results_table(result: Result) -> Table:
         table.add_column(heading)
     for metric in metrics:
         table.add_column(metric.replace("_", ", "), justify="right")
+    for floor in result.floors:
+        table.add_row(floor, "nobody trained these", "", *[spread(result.floor(floor, metric)) for metric in metrics])
+    if result.floors:
+        table.add_section()
     for client in result.results["clients"]:
         cells = [number(result.score(client, metric)) for metric in metrics]
         name = f"{client} (never trained)" if client in result.never_trained else client
@@ -154,6 +167,24 @@ def compare_rows(results: list[Result], metric: str) -> list[dict[str, Any]]:
     return rows
 
 
+def floor_rows(results: list[Result], metric: str) -> list[dict[str, Any]]:
+    """Return rows like those of `compare_rows` for features that nobody trained, over all runs and seeds."""
+    rows = []
+    for floor in dict.fromkeys(floor for result in results for floor in result.floors):
+        by_seed: dict[int, list[float]] = defaultdict(list)
+        for result in results:
+            if floor in result.floors:
+                by_seed[result.config.seed] += result.floor(floor, metric)
+        per_seed = {seed: mean(scores) for seed, scores in by_seed.items() if scores}
+        if per_seed:
+            values = list(per_seed.values())
+            deviation = stdev(values) if len(values) > 1 else None
+            row = {"run": floor, "seeds": sorted(per_seed), "metric": metric, "mean": mean(values)}
+            row |= {"sd_over_seeds": deviation, "sd_over_clients": None, "per_seed": per_seed}
+            rows.append({**row, "difference_to_first": None, "interval": None})
+    return rows
+
+
 # The 97.5 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -218,11 +249,15 @@ def compare_cells(rows: list[dict[str, Any]]) -> list[list[str]]:
     ]
 
 
-def compare_table(rows: list[dict[str, Any]]) -> Table:
+def compare_table(rows: list[dict[str, Any]], floors: list[dict[str, Any]]) -> Table:
     metric = rows[0]["metric"]
     table = Table(title=f"test accuracy (%), {metric.replace('_', ', ')}; difference to the first on equal seeds")
     for heading in COMPARED:
         table.add_column(heading, justify="left" if heading == "run" else "right")
+    for cells in compare_cells(floors):
+        table.add_row(*cells)
+    if floors:
+        table.add_section()
     for cells in compare_cells(rows):
         table.add_row(*cells)
     return table

@@ -144,6 +144,18 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True)
+class FloorProbed(Event):
+    """Accuracies of features that nobody trained, beside which those of trained encoders must be read."""
+
+    kind = "floor"
+    saved = True
+    split: StrictStr
+    name: StrictStr
+    clients: Mapping[StrictStr, Mapping[StrictStr, Number]]
+    mean: Mapping[StrictStr, Number] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class KernelsSeen(Event):
     """The spectrum of the mean kernel and, if the server has the clients' kernels, their mutual CKA."""
 

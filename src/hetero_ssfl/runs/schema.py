@@ -67,6 +67,7 @@ class Results(_File):
     clients: dict[str, Metrics]
     mean: Metrics
     untrained: dict[str, Metrics]
+    floors: dict[str, dict[str, Metrics]] = {}
     sd_over_clients: Metrics = {}
     models: dict[str, Model] = {}
     absent: list[str] = []

@@ -58,12 +58,12 @@ class SslConfig(Section):
 
 
 class OptimConfig(Section):
-    kind: Annotated[str, NamedCode("sgd", "adamw", "lars")] = "sgd"
+    kind: Annotated[str, NamedCode("sgd", "adamw", "lars", "muon")] = "sgd"
     """The optimiser. Or your own, as `package.module:callable`: (parameters, lr) -> torch.optim.Optimizer."""
     lr: PositiveFloat = 0.032
     """Learning rate, before schedule and warm-up."""
     momentum: Fraction = 0.9
-    """Momentum of SGD and LARS."""
+    """Momentum of SGD, LARS and Muon."""
     weight_decay: NonNegativeFloat = 5e-4
     """Weight decay."""
     batch: Annotated[int, Field(ge=2)] = 128
@@ -88,9 +88,14 @@ class AlignmentConfig(Section):
     live_layer: Layer | None = None
     """The network whose output is compared with the consensus during training; by default `layer`. With "projector",
     the term uses the same head as the local loss, and the encoder is free in how it represents the result."""
-    distance: Literal["cka", "literal-cka", "relational-kl"] = "cka"
+    distance: Literal["cka", "literal-cka", "relational-kl", "coordinates"] = "cka"
     """`cka`: 1 - CKA. `literal-cka`: CKA itself, as printed in the paper's formula, which pushes clients apart.
-    `relational-kl`: the KL divergence between softmax similarities."""
+    `relational-kl`: the KL divergence between softmax similarities. `coordinates`: a head on the encoder predicts where
+    an image lies in the mean kernel; with `rad.in_ssl` this needs no additional forward pass."""
+    coordinates: PositiveInt = 64
+    """`coordinates`: their number, which is the width of the vectors that all clients share."""
+    coordinates_power: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """`coordinates`: raise the singular values of the mean kernel's factor to this power."""
     when: Literal["step", "epoch"] = "step"
     """Add the term at every step, or once per local epoch as in Algorithm 1."""
     every: PositiveInt = 1
@@ -147,6 +152,15 @@ class AlignmentConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _coordinates_are_the_same_for_all(self) -> "AlignmentConfig":
+        if self.distance == "coordinates" and self.leave_one_out:
+            raise ValueError(
+                "asks for coordinates without a client's own kernel (leave_one_out), but all clients have the same "
+                "coordinates; expected leave_one_out = false or another distance"
+            )
+        return self
+
 
 class AveragingConfig(Section):
     """Settings of FedU and FedEMA. The defaults follow their published code."""
@@ -189,3 +203,5 @@ class EvaluationConfig(Section):
     """Learning rate of that fine-tuning."""
     untrained: bool = True
     """At the end, also probe the untrained encoders, as a baseline."""
+    floors: bool = True
+    """Also probe raw pixels and untrained convolutions: an encoder that does not beat them has learned little."""

@@ -43,7 +43,7 @@ from ..wire_sums import pack_vector, session_of
 from .budget import Budget, keep_metrics
 from .faults import full_text, public_text
 from .memory import ClientCache
-from .scoring import evaluate, export_model
+from .scoring import evaluate, export_model, floor_metrics
 from .sums import Summing
 
 log = logging.getLogger(__name__)
@@ -251,7 +251,9 @@ def score(process: ClientProcess, asked: Instruction) -> RecordDict:
     participant, number, split = asked.participant, asked.header.round, str(asked.fields.get("split"))
     if split not in SPLITS:
         raise ProtocolError(f"the message names the images '{split[:40]}', expected {' or '.join(SPLITS)}.")
-    if asked.arrays:
+    if "floor" in asked.fields:
+        metrics = floor_metrics(participant, str(asked.fields["floor"]), split)
+    elif asked.arrays:
         metrics = evaluate(participant, with_global_model(participant, asked.arrays), split)
     elif number == 0:
         metrics = evaluate(participant, participant.untrained(), split)

@@ -1,6 +1,7 @@
 """Who takes part in a run, and where their images and models are: one protocol (site.py), two implementations.
 
-local.py       clients on this machine: rows of one data set (split.py), or objects of a program (passed.py, reading.py)
+local.py       clients on this machine: rows of one data set (split.py), or objects of a program (python_data.py,
+               reading.py)
 node.py        files on the own disks of participants: settings (node_settings.py), RAD (node_rad.py), state
 limits.py      what a node accepts
 participant.py one participant as its ClientApp sees it, wherever it is
@@ -12,7 +13,7 @@ from ...plugins import is_known_place
 from ...runs.folder import RunFolder
 from .local import LocalSite
 from .node import NodeSite
-from .passed import PassedData, ReopenedData
+from .python_data import PassedData, ReopenedData
 from .site import ClientInfo, NodeConfig, Request, Setup, Site
 from .split import SplitData
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from ...config import Config
 from ...runs.folder import RunFolder, SiteKind
 from .participant import Participant
-from .passed import PassedData
+from .python_data import PassedData
 from .site import ClientInfo, NodeConfig, Request, Setup
 from .split import SplitData, split_data_set
 

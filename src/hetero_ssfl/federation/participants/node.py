@@ -19,7 +19,7 @@ from ...config import Config, EngineConfig
 from ...data import Images, count_images, load_images, load_rad_alone, remembered, split_training_images
 from ...errors import ConfigError, ProtocolError, RunError
 from ...learning.encoders import BUILTIN, parse_spec
-from ...learning.work import Work, work_of
+from ...learning.forward_cost import Work, work_of
 from ...methods import METHODS, method_class
 from ...methods.costs import Workload
 from ...runs.folder import RunFolder, SiteKind

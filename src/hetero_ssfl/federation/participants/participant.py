@@ -12,8 +12,9 @@ from ...config import Config, ModelConfig, SslConfig
 from ...data import Images, to_input
 from ...errors import ProtocolError
 from ...learning.encoders import BUILTIN, parse_spec
+from ...learning.encoders.whitening import fit_whitening
 from ...learning.learner import Learner, build_learner, count_parameters, seeded_encoder
-from ...methods import method_class
+from ...methods import HeteroSSFL, method_class
 from ...plugins import GIVEN
 from ...runs.states import StateFolder
 from .identity import Identity
@@ -70,20 +71,43 @@ class Participant:
             return None
         return len(self.images.classes) if self.known_classes is None else self.known_classes
 
+    @property
+    def coordinates(self) -> int | None:
+        """Number of coordinates that the method's head predicts; None if there is no head."""
+        alignment = self.config.alignment
+        uses = issubclass(method_class(self.config.method), HeteroSSFL) and alignment.distance == "coordinates"
+        return alignment.coordinates if uses else None
+
     def untrained(self) -> Learner:
         ssl, seed, scope = self.config.ssl, self.config.seed, self.seed_scope
         example = blank(self.rad.shape[1:], self.rad.dtype)
-        learner = build_learner(self.model, ssl, *self.shape, seed, *scope, classes=self.classes, example=example)
+        learner = build_learner(
+            self.model, ssl, *self.shape, seed, *scope,
+            classes=self.classes, coordinates=self.coordinates, example=example,
+        )  # fmt: skip
+        fit_whitening(learner, self.rad)
         return learner.to(self.config.engine.device)
 
     @property
     def parameters(self) -> int:
-        """Number of encoder parameters. Cached per architecture, because a process may hold a thousand participants.
+        """Number of encoder parameters."""
+        return self._sizes[0]
+
+    @property
+    def width(self) -> int:
+        """Number of features of the encoder."""
+        return self._sizes[1]
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """Cached per architecture, because a process may hold a thousand participants.
 
         Encoders passed as Python objects are not cached: their name may refer to another object in the next run.
         """
-        count = _parameters.__wrapped__ if self.model.encoder.startswith(f"{GIVEN}:") else _parameters
-        return count(self.model, self.config.ssl, tuple(self.rad.shape[1:]), self.rad.dtype, self.config.engine.device)
+        measure = _sizes_of.__wrapped__ if self.model.encoder.startswith(f"{GIVEN}:") else _sizes_of
+        return measure(
+            self.model, self.config.ssl, tuple(self.rad.shape[1:]), self.rad.dtype, self.config.engine.device
+        )
 
     @property
     def kind(self) -> Hashable:
@@ -93,7 +117,7 @@ class Participant:
         """
         if parse_spec(self.model.encoder)[0] not in BUILTIN:
             return None
-        return self.model, self.config.ssl, self.shape, self.classes, self.config.engine.device
+        return self.model, self.config.ssl, self.shape, self.classes, self.coordinates, self.config.engine.device
 
     def learner(self, round_number: int, spare: Learner | None = None) -> Learner:
         """Return the networks as saved after a round; round 0 is untrained.
@@ -122,6 +146,7 @@ class Participant:
         """Return only the encoder, in evaluation mode. Unlike all networks, it does not need the method or the data."""
         example = blank(self.rad.shape[1:], self.rad.dtype)
         module = seeded_encoder(self.model, *self.shape, self.config.seed, *self.seed_scope, example=example)
+        fit_whitening(module, self.rad)
         newest = self.states.newest(self.config.rounds) if trained else 0
         if newest:
             saved = self.states.load(newest).items()
@@ -136,6 +161,11 @@ def blank(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _parameters(model: ModelConfig, ssl: SslConfig, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> int:
+def _sizes_of(
+    model: ModelConfig, ssl: SslConfig, shape: tuple[int, ...], dtype: torch.dtype, device: str
+) -> tuple[int, int]:
+    """Return the numbers of parameters and of features of an encoder."""
     learner = build_learner(model, ssl, shape[0], shape[-1], 0, example=blank(shape, dtype))
-    return count_parameters(learner.to(device).encoder)  # also checks the device
+    first = learner.projector[0]
+    assert isinstance(first, nn.Linear)
+    return count_parameters(learner.to(device).encoder), first.in_features  # also checks the device

@@ -1,6 +1,6 @@
 """Probes of the clients' encoders, after a round and at the end."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import stdev
 from typing import Any
 
@@ -8,9 +8,10 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from ...errors import RunError
+from ...learning.floors import FLOORS, FULL_WIDTH
 from ...methods import ClientId, Method, ServerState
 from ...methods.capabilities import GlobalModel
-from ...runs.events import Evaluated, Evaluating, Finished, never_trained
+from ...runs.events import Evaluated, Evaluating, Finished, FloorProbed, never_trained
 from ...runs.folder import resume_command
 from ..wire import pack, read_metrics
 from .roster import Roster
@@ -31,6 +32,43 @@ def evaluate(roster: Roster, number: int, split: str, export: bool = False) -> E
     event = Evaluated(number, split, scores, means(scores))
     roster.listen(event)
     return event
+
+
+def probe_floors(roster: Roster, split: str) -> list[FloorProbed]:
+    """Probe features that nobody trained, at the width of each encoder and at full width.
+
+    On one machine all clients are probed with the same labels, so one client of each encoder answers for the others.
+    """
+    events = []
+    for floor in FLOORS if roster.config.evaluation.floors and roster.config.evaluation.probes else ():
+        scores: dict[ClientId, dict[str, float]] = {}
+
+        def read(name: ClientId, content: RecordDict, scores: dict[ClientId, dict[str, float]] = scores) -> None:
+            scores[name] = read_metrics(content, roster.header(0), name)
+
+        speaker = {name: name for name in sorted(roster.ids)}
+        if not roster.may_be_away:
+            firsts = {str(roster.models[name]["encoder"]): name for name in sorted(roster.ids, reverse=True)}
+            speaker = {name: firsts[str(roster.models[name]["encoder"])] for name in speaker}
+        fields = {"split": split, "floor": floor}
+        asked = {name: pack(fields={**roster.fields(0, name), **fields}) for name in sorted(set(speaker.values()))}
+        roster.ask("evaluate", 0, asked, read)
+        known = {name: scores[first] for name, first in speaker.items() if scores.get(first)}
+        if known:
+            events.append(FloorProbed(split, floor, known, means(known)))
+            roster.listen(events[-1])
+    return events
+
+
+def below_floors(mean: Mapping[str, float], floors: Sequence[FloorProbed]) -> str | None:
+    """Return a warning if trained encoders are not better than features of their width that nobody trained."""
+    below = [
+        f"{metric.partition('_')[0]} {mean[metric]:.1f} (floor: {floor.mean[metric]:.1f} of {floor.name})"
+        for metric in mean
+        for floor in floors
+        if metric in floor.mean and mean[metric] < floor.mean[metric] and not floor.name.endswith(FULL_WIDTH)
+    ]
+    return f"the trained encoders are below features that nobody trained: {', '.join(below)}" if below else None
 
 
 def evaluate_shared(roster: Roster, number: int, weights: Mapping[str, Tensor]) -> dict[str, float]:
@@ -56,6 +94,7 @@ def finish(roster: Roster, method: Method, state: ServerState) -> None:
     config, folder = roster.config, roster.folder
     final = evaluate(roster, state.round, "test", export=True)
     untrained = evaluate(roster, 0, "test") if config.evaluation.untrained else None
+    floors = probe_floors(roster, "test")
     missing = [name for event in (final, untrained) if event for name in roster.ids if name not in event.clients]
     if missing and not roster.may_be_away:
         raise RunError(
@@ -73,7 +112,11 @@ def finish(roster: Roster, method: Method, state: ServerState) -> None:
         "mean": means(trained),
         "sd_over_clients": _deviations(trained),
         "untrained": untrained.clients if untrained else {},
+        "floors": {floor.name: floor.clients for floor in floors},
     }
+    warning = below_floors(results["mean"], floors)
+    if warning:
+        roster.warn(warning)
     if untouched:  # not part of the means
         results["never_trained"] = untouched
     absent = sorted(set(state.roster) - set(final.clients))

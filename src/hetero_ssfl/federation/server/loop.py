@@ -35,7 +35,7 @@ from ...runs.events import (
 from ...runs.folder import RunFolder, resume_command
 from ...seeding import rng_for
 from ..wire import pack, read_update
-from .evaluating import evaluate, finish, means
+from .evaluating import evaluate, finish, means, probe_floors
 from .roster import Roster
 from .saving import Saved, restore_state, save_contribution, save_state, step_back
 from .seats import capped_sizes, typical_opening
@@ -90,7 +90,8 @@ class Server:
         if warning:
             self.roster.warn(warning)
         if state.round <= 0 and self.config.evaluation.every and not self.folder.events():
-            self.folder.append_events([evaluate(self.roster, 0, "validation")])
+            floors = probe_floors(self.roster, "validation")
+            self.folder.append_events([*floors, evaluate(self.roster, 0, "validation")])
         if state.round < 0:
             # In a real federation all are asked, so that one client alone does not choose the first weights.
             state = self.play(state, everyone[:1] if self.opens_alone(state) and not self.may_be_away else everyone)

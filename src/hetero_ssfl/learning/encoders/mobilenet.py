@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from .resnet import conv_bn
+from .whitening import pooled, whitened
 
 
 class InvertedResidual(nn.Module):
@@ -26,9 +27,22 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNet(nn.Module):
-    def __init__(self, in_channels: int, width: int = 16, depth: int = 2, expand: int = 4) -> None:
+    """Options as for the ResNets."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        width: int = 16,
+        depth: int = 2,
+        expand: int = 4,
+        stem: int = 1,
+        whiten: int = 0,
+        pool: int = 1,
+    ) -> None:
         super().__init__()
-        layers: list[nn.Module] = [conv_bn(in_channels, width, 3), nn.ReLU6(inplace=True)]
+        self.pool = pool
+        first, inputs = whitened(in_channels, whiten)
+        layers: list[nn.Module] = [*first, conv_bn(inputs, width, 3, stem), nn.ReLU6(inplace=True)]
         inputs = width
         for stage in range(3):
             for number in range(depth):
@@ -38,5 +52,4 @@ class MobileNet(nn.Module):
         self.layers = nn.Sequential(*layers, conv_bn(inputs, inputs * 2, 1), nn.ReLU6(inplace=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.layers(x)
-        return features.mean((2, 3))
+        return pooled(self.layers(x), self.pool)

@@ -1,7 +1,7 @@
 """The run under attack: what the attacker has, and the attacks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -16,8 +16,7 @@ from ...kernels.consensus import Averaging
 from ...kernels.contribution import trace_of
 from ...kernels.factor import kernel_factor
 from ...kernels.mean import combine_sketches
-from ...learning.alignment import Alignment
-from ...learning.learner import Learner, build_learner
+from ...learning.learner import Learner
 from ...learning.training import TrainingClient, rad_representations, train
 from ...methods import HeteroSSFL, ServerState
 from ...runs.folder import RunFolder
@@ -139,17 +138,14 @@ class Scene:
         }
         config = self.config.model_copy(update=plan)
         client = TrainingClient(f"shadow-{number}", config, self.shadow_networks(number), pixels, self.data.rad)
-        mu = config.alignment.mu
-        train(client, 1, Alignment(client, self.state.shared["factor"], mu) if mu else None)
+        train(client, 1, self.method.term(client, self.state.shared, config.alignment.mu))
         kernel = kernel_factor(rad_representations(client), config.alignment).float()
         return Shadow(number, held, client.learner.state_dict(), kernel)
 
     def shadow_networks(self, number: int) -> Learner:
         """Return untrained networks of one of the clients' architectures, with weights of their own."""
-        model, shape = self.everyone[number % len(self.everyone)].model, self.data.rad.shape
-        scope = ("audit", "shadow", number)
-        learner = build_learner(model, self.config.ssl, shape[1], shape[-1], self.config.seed, *scope)
-        return learner.to(self.config.engine.device)
+        like = self.everyone[number % len(self.everyone)]
+        return replace(like, seed_scope=("audit", "shadow", number)).untrained()
 
     def guesses(self, shadows: Sequence[Shadow]) -> dict[str, list[list[int]]]:
         """Return the guessed classes of each client, by view; {} if all hold all classes or the RAD has other ones."""

@@ -7,8 +7,8 @@ from rich.table import Table
 
 from ...config import Config
 from ...data import Counts, Images, load_images, split_training_images, to_input
+from ...learning.forward_cost import work_of
 from ...learning.learner import build_learner
-from ...learning.work import work_of
 from ...methods import method_class, method_for
 from ...methods.costs import Workload, memory_bytes, message_bytes, training_seconds
 

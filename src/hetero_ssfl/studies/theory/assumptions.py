@@ -19,7 +19,7 @@ def changed_assumptions(config: Config) -> list[str]:
 
 def _steps(config: Config) -> list[tuple[object, str]]:
     optim, ssl = config.optim, config.ssl
-    momentum = optim.momentum if optim.kind in ("sgd", "lars") else 0
+    momentum = optim.momentum if optim.kind in ("sgd", "lars", "muon") else 0
     largest = f"{1 / (1 - momentum):.3g}" if momentum < 1 else "infinitely many"
     varies = optim.schedule != "constant" or optim.warmup
     return [

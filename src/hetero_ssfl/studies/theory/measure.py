@@ -29,7 +29,7 @@ from ...methods import Broadcast, HeteroSSFL, ServerState, Update
 from ...runs.folder import RunFolder
 from ...seeding import rng_for
 from ...use.encoders import check_data, participants
-from ..kernel_runs import kernel_method, saved_state
+from ..kernel_runs import kernel_term_method, saved_state
 from .bound import Constants, bound_for_every_step, bound_terms, for_all_clients, largest_eta, largest_mu
 from .probe import Parts, Probe, Watch, pool_of
 
@@ -45,7 +45,7 @@ def measure(folder: RunFolder, steps: int, done: Callable[[float], None] = lambd
             f"the clients of '{folder.path}' are Python objects that do not exist in this process, so their rounds "
             "cannot be measured. Measure a run of `hetero-ssfl run`."
         )
-    method = kernel_method(folder, "the theorem")
+    method = kernel_term_method(folder, "the theorem")
     check_data(folder)
     with torch_threads(config.engine.threads):
         everyone = list(participants(folder, open_site(folder), config))

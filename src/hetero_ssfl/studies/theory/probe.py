@@ -12,7 +12,7 @@ from ...config import Config
 from ...data import random_view, take, to_input
 from ...kernels.distance import alignment_distance
 from ...learning.learner import Learner
-from ...learning.training import Regulariser, TrainingClient, rad_representations, self_supervised
+from ...learning.training import Regulariser, Step, TrainingClient, rad_representations, self_supervised
 from ...seeding import global_seed, rng_for
 from .bound import ConstantsAlong, Point, point
 
@@ -106,7 +106,7 @@ class Watch:
         self.first: Parts | None = None
         self.squared_gradient_norms: list[float] = []
 
-    def __call__(self, learner: Learner, rng: Generator, step: int) -> Tensor:
+    def __call__(self, learner: Learner, rng: Generator, step: Step) -> Tensor:
         self.look(learner)
         if self.term is None:
             return torch.zeros((), device=self.probe.client.device)
