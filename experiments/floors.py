@@ -14,30 +14,22 @@ from pathlib import Path
 from statistics import mean
 
 import arms
-import torch
 import trials
-from torch import Tensor, nn
 from trials import markdown, write_result
 
 from hetero_ssfl.config import Config, load_config
-from hetero_ssfl.data import MEAN, STD, Images, load_images, split_training_images
-from hetero_ssfl.learning.probes import Labeled, few_labels, probe
+from hetero_ssfl.data import load_images, split_training_images
+from hetero_ssfl.learning.features import extract_features
+from hetero_ssfl.learning.floors import CONVOLUTIONS, FULL_WIDTH, PIXELS, floor_encoder
+from hetero_ssfl.learning.probes import Labeled, probe
 from hetero_ssfl.report import plots
 from hetero_ssfl.runs.environment import environment
 
 RESULTS = trials.RESULTS / "floors.json"
-KINDS = ("raw pixels", "untrained convolutions")
-WIDTHS = {"cifar10-workstation": (64, 128, None), "demo": (None,)}
-"""Widths to which PCA reduces the features; None for all of them."""
-
-
-def encoders(channels: int, seed: int) -> dict[str, nn.Module]:
-    torch.manual_seed(seed)
-    convolutions = nn.Sequential(
-        nn.Conv2d(channels, 64, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2),
-        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
-    )  # fmt: skip
-    return dict(zip(KINDS, (nn.Flatten(), convolutions), strict=True))
+PRESET = "cifar10-workstation"
+KINDS = (PIXELS, CONVOLUTIONS)
+WIDTHS = (64, 128, 0)
+"""Widths to which PCA reduces the features; 0 for all of them."""
 
 
 def probes_of(config: Config) -> Iterator[tuple[str, dict[str, float]]]:
@@ -45,27 +37,14 @@ def probes_of(config: Config) -> Iterator[tuple[str, dict[str, float]]]:
     images, test = load_images(config.data, "train"), load_images(config.data, "test")
     train = images.subset(split_training_images(config, images).pool())
     assert train.labels is not None
-    train = train.subset(few_labels(train.labels, config.evaluation.labels_per_class, config.seed))
-    for name, encoder in encoders(train.pixels.shape[1], config.seed).items():
-        fit, held_out = (labeled(encoder, part) for part in (train, test))
-        for width in WIDTHS[config.name]:
-            if width is None:
-                yield f"{name}, all {fit.x.shape[1]} features", probe(fit, held_out, config.evaluation, config.seed)
-            else:
-                axes, centre = principal_axes(fit.x, width), fit.x.mean(0)
-                small, small_test = (Labeled((part.x - centre) @ axes, part.y) for part in (fit, held_out))
-                yield f"{name}, {width} features", probe(small, small_test, config.evaluation, config.seed)
-
-
-def labeled(encoder: nn.Module, images: Images) -> Labeled:
-    assert images.labels is not None
-    with torch.no_grad():
-        parts = [encoder((pixels / 255 - MEAN) / STD) for pixels in images.pixels.split(1000)]
-    return Labeled(torch.cat(parts), images.labels)
-
-
-def principal_axes(x: Tensor, width: int) -> Tensor:
-    return torch.linalg.svd(x - x.mean(0), full_matrices=False).Vh[:width].T
+    assert test.labels is not None
+    for kind in KINDS:
+        for width in WIDTHS:
+            encoder = floor_encoder(kind if width else kind + FULL_WIDTH, train.pixels, width, config.seed)
+            fit = Labeled(extract_features(encoder, train.pixels), train.labels)
+            held_out = Labeled(extract_features(encoder, test.pixels), test.labels)
+            name = f"{kind}, {width} features" if width else f"{kind}, all {fit.x.shape[1]} features"
+            yield name, probe(fit, held_out, config.evaluation, config.seed)
 
 
 def table_lines() -> Iterator[str]:
@@ -119,10 +98,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.table:
         presets: dict[str, dict[str, list[dict[str, float]]]] = {}
-        for preset in WIDTHS:
-            for seed in range(arguments.seeds):
-                for name, scores in probes_of(load_config(preset, [f"seed={seed}"])):
-                    presets.setdefault(preset, {}).setdefault(name, []).append(scores)
+        for seed in range(arguments.seeds):
+            for name, scores in probes_of(load_config(PRESET, [f"seed={seed}"])):
+                presets.setdefault(PRESET, {}).setdefault(name, []).append(scores)
         command = f"python experiments/floors.py --seeds {arguments.seeds}"
         result = {"command": command, "commit": environment()["commit"], "presets": presets}
         write_result(RESULTS, result)

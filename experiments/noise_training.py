@@ -90,7 +90,7 @@ def variants(epsilon: float) -> dict[str, list[str]]:
 
 
 def simulate(seed: int, name: str, settings: Sequence[str]) -> dict[str, float]:
-    config = load_config("demo", [*SETTINGS, f"seed={seed}", *settings])
+    config = load_config("digits-byol", [*SETTINGS, f"seed={seed}", *settings])
     clients = int(name) if name.isdigit() else 1
     with TemporaryDirectory() as scratch:  # without privacy.epsilon there is no noise
         return run(config, Path(scratch) / "run", HeteroSSFL(config).summands.noise_in_mean(clients, clients))

@@ -7,6 +7,7 @@ Stages:
 A. which local loss, optimiser and views learn best, for one client with all images;
 C. the alignment on top of an early recipe, for clients with two classes each, against its controls;
 N. the alignment on top of the chosen recipe: the whole kernel or neighbourhoods, and how strongly;
+L. at 32 px: a whitened first layer, features pooled to 2x2, Muon; each client alone, all with the same encoder;
 R. how many rounds, together and alone with the RAD images for as much CPU time.
 The arms of the preset are in experiments/arms.py.
 
@@ -40,10 +41,20 @@ TWO_CLASSES = [*DATA, THREE, "evaluation.labels_per_class=500", "rounds=6", "loc
 RAD_2000 = "rad.size=2000"
 DEBIASED = ["alignment.estimator=debiased", "alignment.rad_batch=256"]
 CKA = ["alignment.distance=cka", "alignment.live_layer=encoder", "alignment.estimator=debiased", "alignment.mu=4"]
+AT_32_PX = ["data.side=32", "data.limit=20000", "rad.size=2000", "method=local", "rounds=4", "local_epochs=2"]
+AT_32_PX += ["optim.batch=128", "optim.warmup=0.2", "evaluation.every=4", "evaluation.untrained=false"]
+MUON = ["optim.kind=muon", "optim.lr=5e-3", "optim.momentum=0.95", "optim.weight_decay=0.01"]
+
+
+def resnet8(options: str) -> str:
+    return f"clients.models=['resnet8(width=32, {options})']"
+
+
 COMMON: dict[str, tuple[str, list[str]]] = {
     "A": ("cifar10-laptop", [*DATA, *CENTRAL, "rounds=4", "local_epochs=2", "optim.batch=128", "evaluation.every=4"]),
     "C": ("cifar10-laptop", [*TWO_CLASSES, *ADAM, *SOFT, "ssl.kind=simclr", "evaluation.every=6"]),
     "N": ("cifar10-workstation", ["evaluation.untrained=false"]),
+    "L": ("cifar10-workstation", [*AT_32_PX, *MUON]),
     "R": ("cifar10-workstation", ["evaluation.untrained=false"]),
 }
 
@@ -122,6 +133,13 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
         # 2.5 times as long, and the control of equal CPU time
         "N-long": ["rounds=10", "local_epochs=6", "alignment.ramp_rounds=8", "evaluation.every=10"],
         "N-long-alone": ["method=local", "rounds=10", "local_epochs=9", "evaluation.every=10"],
+    },
+    "L": {
+        "L-plain": [*ADAM, "optim.lr=3e-3", resnet8("stem=2")],
+        "L-whiten": [*ADAM, "optim.lr=3e-3", resnet8("stem=2, whiten=3")],
+        "L-whiten-pool": [*ADAM, "optim.lr=3e-3", resnet8("stem=2, whiten=3, pool=2")],
+        "L-muon": [resnet8("stem=2, whiten=3, pool=2")],
+        "L-muon-t0.1": ["ssl.temperature=0.1", resnet8("stem=2, whiten=3, pool=2")],
     },
     "R": {  # 24 epochs together take about as much CPU time as 36 alone
         **{f"R-{n}-rounds": [*rounds_of(n, 24 // n), f"evaluation.every={n}"] for n in (2, 3, 4, 6)},

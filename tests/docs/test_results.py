@@ -3,11 +3,13 @@
 import importlib
 import re
 from pathlib import Path
+from statistics import mean
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from hetero_ssfl.learning.floors import FLOORS
 from hetero_ssfl.studies.paper.cells import CHOSEN
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +62,10 @@ def printed_by_arms(arms: ModuleType) -> str:
 @pytest.mark.usefixtures("script")
 def test_every_interval_of_the_text_is_printed_from_the_kept_runs() -> None:
     """The study with BYOL, the last section, is not kept below results/."""
-    known = printed_by_arms(importlib.import_module("arms")) + "\n".join(importlib.import_module("tables").page_lines())
+    known = printed_by_arms(importlib.import_module("arms"))
+    known += "\n".join(
+        [*importlib.import_module("tables").page_lines(), *importlib.import_module("demo").table_lines()]
+    )
     text = " ".join(PAGE.split("## The alignment term with BYOL")[0].split())
     assert len(INTERVAL.findall(text)) > 100
     assert not [interval for interval in INTERVAL.findall(text) if interval not in known]
@@ -73,8 +78,8 @@ def test_trials_on_the_page_are_as_kept(capsys: pytest.CaptureFixture[str]) -> N
         recipe.print_table(list(recipe.VARIANTS[stage]), seeds=3)
     selection.print_table()
     printed = capsys.readouterr().out.splitlines()
-    shown = [line for line in PAGE.splitlines() if re.match(r"\| [ACNR]-", line)]
-    assert len(shown) > 5
+    shown = [line for line in PAGE.splitlines() if re.match(r"\| [ACLNR]-", line)]
+    assert len(shown) >= 5
     assert not [line for line in shown if line not in printed]
     best = {row: f"{selection.kept(row)[0]['linear_all']:.1f}" for row in ("FedBYOL", "FedSimCLR")}
     assert f"FedBYOL has {best['FedBYOL']} (untrained 30.3), that of FedSimCLR {best['FedSimCLR']}" in PAGE
@@ -96,18 +101,29 @@ def test_the_floors_are_as_kept() -> None:
 
 @pytest.mark.usefixtures("script")
 def test_the_readme_has_the_figures_of_the_kept_runs() -> None:
-    """Its column of the demo is printed by `hetero-ssfl demo`."""
-    arms, floors = importlib.import_module("arms"), importlib.import_module("floors")
+    arms, floors, demo = (importlib.import_module(name) for name in ("arms", "floors", "demo"))
     rows = [
         [cell.strip(" *") for cell in line.strip("|").split("|")] for line in README.splitlines() if line[:1] == "|"
     ]
-    readme = {row[0]: row[-2:] for row in rows if len(row) == 4}
+    readme = {row[0]: row[1:] for row in rows if len(row) == 5}
+    metrics = ("linear_all", "knn_all")
     for name, arm in {
         "alone": "alone",
         "alone, the RAD as extra data": "alone with RAD images",
         "together": "together",
     }.items():
-        means = [arms.over_seeds(by_client(arms.kept(arm), metric)) for metric in ("linear_all", "knn_all")]
-        assert readme[name] == [text.split()[0] for text in means]
-    probed = [floors.floor("cifar10-workstation", probe) for probe in ("linear", "knn")]
-    assert readme["floor: features that nobody trained"] == [f"{value:.1f}" for value in probed]
+        digits = [f"{mean(demo.scores(arm, metric)):.1f}" for metric in metrics]
+        means = [arms.over_seeds(by_client(arms.kept(arm), metric)) for metric in metrics]
+        assert [cell.strip("*") for cell in readme[name]] == [*digits, *[text.split()[0] for text in means]]
+    digits = [f"{max(mean(demo.scores(floor, metric)) for floor in FLOORS):.1f}" for metric in metrics]
+    probed = [f"{floors.floor('cifar10-workstation', probe):.1f}" for probe in ("linear", "knn")]
+    assert readme["floor: features that nobody trained"] == [*digits, *probed]
+    gains = [demo.difference("alone with RAD images", metric) for metric in metrics]
+    assert gains == ["+2.0 (+0.6 to +3.4)", "+5.3 (+3.0 to +7.6)"]
+    assert "by 2.0 points (95 % t interval over seeds: 0.6 to 3.4)" in README
+    assert "5.3 (3.0 to 7.6) with nearest neighbours" in README
+
+
+@pytest.mark.usefixtures("script")
+def test_the_demo_is_as_kept() -> None:
+    assert "\n".join(importlib.import_module("demo").table_lines()) in PAGE

@@ -45,7 +45,7 @@ def demo(
       hetero-ssfl demo
       hetero-ssfl demo --seed 1 --run-dir demo-run/second
     """
-    from ..studies.demo import demo_rows, demo_table, draw_demo, run_demo
+    from ..studies.demo import demo_rows, demo_table, draw_demo, run_demo, summary_rows, summary_table
 
     folder = run_dir or Path("demo-run", f"seed{seed}")
     picture = folder / "demo.png"
@@ -53,9 +53,10 @@ def demo(
         results = run_demo(folder, err, [*(set_ or []), f"seed={seed}"], quiet)
         draw_demo(results, picture)
     if as_json:
-        print_json({"rows": demo_rows(results), "picture": str(picture)})
+        print_json({"rows": demo_rows(results), "means": summary_rows(results), "picture": str(picture)})
         return
     out.print(demo_table(results))
+    out.print(summary_table(results))
     say(f"picture: {escape(str(picture))}")
     arms = " ".join(shlex.quote(str(result.folder.path)) for result in results.values())
     say(f"write a report of these runs with: hetero-ssfl report {escape(arms)} -o report.html")
@@ -76,7 +77,7 @@ def compare(
       hetero-ssfl compare runs/a runs/b --metric knn_all --plot comparison.png
     """
     from ..errors import ConfigError
-    from ..report.tables import Result, check_comparable, compare_rows, compare_table, metric_names
+    from ..report.tables import Result, check_comparable, compare_rows, compare_table, floor_rows, metric_names
     from ..runs.folder import RunFolder
 
     results = [Result.read(RunFolder.open(path)) for path in runs]
@@ -84,7 +85,7 @@ def compare(
     known = metric_names(results[0])
     if metric not in known:
         raise ConfigError(f"unknown metric '{metric}', expected one of {', '.join(known)}.")
-    rows = compare_rows(results, metric)
+    rows, floors = compare_rows(results, metric), floor_rows(results, metric)
     if plot:
         from ..report import plots
 
@@ -92,9 +93,9 @@ def compare(
         plots.comparison(axes, rows)
         plots.save(figure, plot)
     if as_json:
-        print_json({"rows": rows})
+        print_json({"rows": rows, "floors": floors})
     else:
-        out.print(compare_table(rows))
+        out.print(compare_table(rows, floors))
 
 
 def paper(

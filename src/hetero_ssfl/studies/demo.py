@@ -20,6 +20,7 @@ from ..use.encoders import mutual_cka_of
 from .grid import Row, run_rows
 
 METRIC = "linear_all"
+METRICS = {METRIC: "linear probe", "knn_all": "nearest neighbours"}
 ARMS = {
     "alone": ["method=local", "rad.in_ssl=false"],
     "alone with RAD images": ["method=local", "rad.in_ssl=true"],
@@ -74,6 +75,28 @@ def demo_table(results: dict[str, Result]) -> Table:
     means = [spread([row[key] for row in rows]) for key in ("untrained", *ARMS)]
     gain = mean(row["together"] - row["alone"] for row in rows)
     table.add_row("mean ± sd", "over clients", "", "", *means, f"{gain:+.1f}")
+    return table
+
+
+def summary_rows(results: dict[str, Result]) -> list[dict[str, Any]]:
+    """Return the means over clients of both probes: features that nobody trained, then the arms."""
+    together = results["together"]
+    scores = {floor: {m: together.floor(floor, m) for m in METRICS} for floor in together.floors}
+    untrained = together.results["untrained"].values()
+    scores["untrained encoders"] = {m: [client[m] for client in untrained] for m in METRICS}
+    scores |= {arm: {m: result.scores(m) for m in METRICS} for arm, result in results.items()}
+    return [{"features": name, **{m: mean(values) for m, values in row.items()}} for name, row in scores.items()]
+
+
+def summary_table(results: dict[str, Result]) -> Table:
+    table = Table(title="mean over clients (%); the first rows are features that nobody trained")
+    table.add_column("features")
+    for heading in METRICS.values():
+        table.add_column(heading, justify="right")
+    for row in summary_rows(results):
+        if row["features"] in ("untrained encoders", "alone"):
+            table.add_section()
+        table.add_row(row["features"], *[f"{row[metric]:.1f}" for metric in METRICS])
     return table
 
 
