@@ -8,6 +8,7 @@ A. which local loss, optimiser and views learn best, for one client with all ima
 C. the alignment on top of an early recipe, for clients with two classes each, against its controls;
 N. the alignment on top of the chosen recipe: the whole kernel or neighbourhoods, and how strongly;
 L. at 32 px: a whitened first layer, features pooled to 2x2, Muon; each client alone, all with the same encoder;
+T. on that recipe, with small encoders: alone, coordinates, one model with all images;
 R. how many rounds, together and alone with the RAD images for as much CPU time.
 The arms of the preset are in experiments/arms.py.
 
@@ -46,6 +47,15 @@ AT_32_PX += ["optim.batch=128", "optim.warmup=0.2", "evaluation.every=4", "evalu
 MUON = ["optim.kind=muon", "optim.lr=5e-3", "optim.momentum=0.95", "optim.weight_decay=0.01"]
 
 
+WHITENED = ["stem=2, whiten=3, pool=2"] * 3 + ["patch=4, whiten=3, pool=2"]
+FAMILIES = ["resnet8(width=20, {})", "resnet14(width=16, {})", "mobilenet(width=16, expand=2, {})"]
+FAMILIES += ["vit(width=64, depth=2, heads=2, {})"]
+SMALL = ["data.limit=10000", "ssl.temperature=0.15"]
+SMALL += [f"clients.models={[family.format(options) for family, options in zip(FAMILIES, WHITENED, strict=True)]}"]
+COORDINATES = ["method=hetero-ssfl", "alignment.distance=coordinates", "alignment.live_layer=encoder"]
+COORDINATES += ["alignment.ramp_rounds=0"]
+
+
 def resnet8(options: str) -> str:
     return f"clients.models=['resnet8(width=32, {options})']"
 
@@ -55,6 +65,7 @@ COMMON: dict[str, tuple[str, list[str]]] = {
     "C": ("cifar10-laptop", [*TWO_CLASSES, *ADAM, *SOFT, "ssl.kind=simclr", "evaluation.every=6"]),
     "N": ("cifar10-workstation", ["evaluation.untrained=false"]),
     "L": ("cifar10-workstation", [*AT_32_PX, *MUON]),
+    "T": ("cifar10-workstation", [*AT_32_PX, *MUON, *SMALL]),
     "R": ("cifar10-workstation", ["evaluation.untrained=false"]),
 }
 
@@ -140,6 +151,17 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
         "L-whiten-pool": [*ADAM, "optim.lr=3e-3", resnet8("stem=2, whiten=3, pool=2")],
         "L-muon": [resnet8("stem=2, whiten=3, pool=2")],
         "L-muon-t0.1": ["ssl.temperature=0.1", resnet8("stem=2, whiten=3, pool=2")],
+    },
+    "T": {
+        "T-alone-rad": [],
+        "T-coordinates-mu4": [*COORDINATES, "alignment.mu=4"],
+        "T-coordinates-mu15": [*COORDINATES, "alignment.mu=15"],
+        "T-coordinates-mu40": [*COORDINATES, "alignment.mu=40"],
+        "T-alone-rad-longer": ["local_epochs=3"],
+        "T-central": [
+            *("clients.count=1", "partition.kind=iid", "local_epochs=4"),
+            "clients.models=['resnet8(width=20, stem=2, whiten=3, pool=2)']",
+        ],
     },
     "R": {  # 24 epochs together take about as much CPU time as 36 alone
         **{f"R-{n}-rounds": [*rounds_of(n, 24 // n), f"evaluation.every={n}"] for n in (2, 3, 4, 6)},
