@@ -70,6 +70,14 @@ def test_principal_axes_of_wide_features_are_nearly_the_exact_ones() -> None:
     assert float(torch.linalg.svdvals(axes.T @ exact).min()) > 0.999
 
 
+@pytest.mark.parametrize("columns", [40, 1100])
+def test_directions_without_variance_are_left_out(columns: int) -> None:
+    """Of 20 samples, at most 19 directions are known; the others would be noise in a standardised probe."""
+    features = torch.randn(20, columns, generator=rng_for(0))
+    torch.manual_seed(0)
+    assert principal_axes(features, 30).shape == (columns, 19)
+
+
 def test_samples_that_are_not_images_have_raw_values_only() -> None:
     assert floors_for(torch.zeros(3, 6, 128)) == (PIXELS, PIXELS + FULL_WIDTH)
     assert floors_for(torch.zeros(3, 1, 8, 8)) == FLOORS

@@ -19,6 +19,7 @@ FULL_WIDTH = ", full width"
 FLOORS = (PIXELS, CONVOLUTIONS, PIXELS + FULL_WIDTH, CONVOLUTIONS + FULL_WIDTH)
 MAX_SIDE = 32  # larger images would only make the probe slow
 MAX_EXACT_WIDTH = 1024  # of features whose principal axes are computed exactly
+NEGLIGIBLE = 1e-6  # a variance, relative to the largest
 
 
 class RawPixels(nn.Module):
@@ -66,8 +67,15 @@ def _convolutions(in_channels: int) -> nn.Module:
 
 
 def principal_axes(features: Tensor, width: int) -> Tensor:
-    """Return the directions of largest variance, as columns."""
+    """Return at most `width` directions of largest variance, as columns.
+
+    Directions without variance are left out: a probe that standardises its features would turn them into noise.
+    """
     if features.shape[1] > MAX_EXACT_WIDTH:  # seconds instead of minutes, from torch's global generator
-        return torch.pca_lowrank(features, min(width + 16, *features.shape), niter=4)[2][:, :width]
-    centred = (features - features.mean(0)).double()
-    return torch.linalg.eigh(centred.T @ centred)[1].flip(1)[:, :width].float()
+        _, deviations, axes = torch.pca_lowrank(features, min(width + 16, *features.shape), niter=4)
+        variances = deviations**2
+    else:
+        centred = (features - features.mean(0)).double()
+        variances, axes = (part.flip(-1) for part in torch.linalg.eigh(centred.T @ centred))
+    kept = variances[:width] > NEGLIGIBLE * variances[0]
+    return axes[:, :width][:, kept].float()
