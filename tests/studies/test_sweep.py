@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from hetero_ssfl.errors import ConfigError
-from hetero_ssfl.studies.sweep import Axis
+from hetero_ssfl.learning.floors import FLOORS
+from hetero_ssfl.studies.sweep import Axis, sweep_table
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -18,13 +19,20 @@ def test_an_axis_is_a_key_and_its_values() -> None:
 
 
 def test_a_sweep_runs_every_point_once_and_plots_it(tmp_path: Path, call: Call) -> None:
-    small = ["--set", "rounds=1", "--set", "evaluation.every=0", "--set", "evaluation.epochs=2", "--quiet", "--json"]
+    small = ["--set", "rounds=1", "--set", "evaluation.every=0", "--set", "evaluation.epochs=2", "--quiet"]
+    small += ["--set", "evaluation.floors=true", "--json"]
     arguments = ["sweep", "smoke", "--over", "alignment.mu=0,4", "--root", tmp_path, *small]
     code, printed, _ = call(*arguments)
     shown = json.loads(printed)
     assert code == 0
     assert [row["point"] for row in shown["rows"]] == [{"alignment.mu": "0"}, {"alignment.mu": "4"}]
     assert Path(shown["picture"]).read_bytes().startswith(b"\x89PNG")
+    floors = shown["rows"][0]["floors"]["linear_all"]
+    assert list(floors) == list(FLOORS)
+    table = sweep_table([Axis.parse("alignment.mu=0,4")], shown["rows"])
+    assert list(table.columns[0].cells) == [*FLOORS, "0", "4"], "the floors come first"
+    (column,) = (column for column in table.columns if column.header == "linear, all")
+    assert next(iter(column.cells)) == f"{floors[FLOORS[0]]:.1f}"
     times = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("results.json")}
     assert len(times) == 2
     assert call(*arguments)[:2] == (0, printed)

@@ -37,10 +37,15 @@ def curves(axes: Axes, runs: Mapping[str, Sequence[Event]], metric: str) -> None
         axes.fill_between(rounds, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.12, lw=0)
     floors = [e for events in runs.values() for e in events if isinstance(e, FloorProbed) and e.split == "validation"]
     for name, value in {e.name: e.mean[metric] for e in floors if metric in e.mean}.items():
-        axes.axhline(value, color="black", linewidth=0.8, linestyle=":" if name.endswith(FULL_WIDTH) else "--")
-        axes.annotate(name, (0, value), (2, 2), textcoords="offset points", fontsize=7)
+        floor(axes, name, value)
     axes.set(xlabel="round", ylabel=f"validation accuracy (%)\n{metric.replace('_', ', ')}")
     axes.legend(frameon=False)
+
+
+def floor(axes: Axes, name: str, value: float) -> None:
+    """Draw what features reach that nobody trained."""
+    axes.axhline(value, color="black", linewidth=0.8, linestyle=":" if name.endswith(FULL_WIDTH) else "--")
+    axes.annotate(name, (0, value), (2, 2), textcoords="offset points", fontsize=7)
 
 
 def heat_map(axes: Axes, matrix: Any, title: str, labels: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from ..config import load_config
 from ..errors import ConfigError
 from ..report import plots
-from ..report.tables import Result
+from ..report.tables import Result, floor_rows
 from ..runs.folder import RunFolder
 from ..terminal import Console
 from .grid import Row, mean_and_deviation, run_rows
@@ -58,6 +58,7 @@ def _over_seeds(point: dict[str, str], results: list[Result]) -> dict[str, Any]:
         "mean": {metric: mean(values) for metric, values in metrics.items()},
         "sd_over_seeds": {metric: stdev(values) for metric, values in metrics.items() if len(values) > 1},
         "per_seed": metrics,
+        "floors": {metric: {row["run"]: row["mean"] for row in floor_rows(results, metric)} for metric in metrics},
     }
 
 
@@ -66,9 +67,19 @@ def sweep_table(axes: list[Axis], entries: list[dict[str, Any]]) -> Table:
     metrics = sorted(entries[0]["mean"])
     for heading in (*(axis.key for axis in axes), *(metric.replace("_", ", ") for metric in metrics)):
         table.add_column(heading, justify="right")
+    for floor in dict.fromkeys(name for entry in entries for floors in entry["floors"].values() for name in floors):
+        values = ([e["floors"][m][floor] for e in entries if floor in e["floors"][m]] for m in metrics)
+        table.add_row(floor, *[""] * (len(axes) - 1), *(_range(known) for known in values))
+    table.add_section()
     for entry in entries:
         table.add_row(*entry["point"].values(), *(mean_and_deviation(entry["per_seed"][m]) for m in metrics))
     return table
+
+
+def _range(values: list[float]) -> str:
+    """Return one number, or the smallest and the largest: the data and the widths of a grid may differ."""
+    low, high = (f"{value:.1f}" for value in (min(values), max(values))) if values else ("-", "-")
+    return low if low == high else f"{low} to {high}"
 
 
 def draw_sweep(axes: list[Axis], entries: list[dict[str, Any]], metric: str, path: Path) -> None:
@@ -84,6 +95,8 @@ def draw_sweep(axes: list[Axis], entries: list[dict[str, Any]], metric: str, pat
         for place, entry in zip(places, line, strict=True):
             seeds = entry["per_seed"][metric]
             canvas.plot([place] * len(seeds), seeds, ".", color=drawn.get_color(), alpha=0.5)
+    for name, value in entries[0]["floors"].get(metric, {}).items():
+        plots.floor(canvas, name, value)
     canvas.set_xticks(range(len(first.values)), first.values)
     canvas.set(xlabel=first.key, ylabel=f"test accuracy (%), {metric.replace('_', ', ')}")
     if others:
