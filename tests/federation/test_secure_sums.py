@@ -225,7 +225,9 @@ def test_everything_that_the_server_received_and_stored_hides_each_client(stage:
         masked = arrays_of(heard[100 + number]["train"].content)["body"].numpy()
         vector = method.summand(stage.honest[name], 5)
         counts = np.bincount(masked.view(np.uint8), minlength=256)
-        assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 350  # 255 degrees of freedom
+        assert (
+            (counts - counts.mean()) ** 2 / counts.mean()
+        ).sum() < 450  # 255 degrees of freedom: 1 in 10^12 by chance, millions unmasked
         related = np.corrcoef(masked.astype(float), vector.body.view(np.int32).astype(float))[0, 1]
         assert abs(related) < 4 / len(masked) ** 0.5
         for secret in (masked.tobytes(), vector.body.tobytes(), stage.honest[name].arrays["sketch"].numpy().tobytes()):
