@@ -91,7 +91,8 @@ class AlignmentConfig(Section):
     distance: Literal["cka", "literal-cka", "relational-kl", "coordinates"] = "cka"
     """`cka`: 1 - CKA. `literal-cka`: CKA itself, as printed in the paper's formula, which pushes clients apart.
     `relational-kl`: the KL divergence between softmax similarities. `coordinates`: a head on the encoder predicts where
-    an image lies in the mean kernel; with `rad.in_ssl` this needs no additional forward pass."""
+    an image lies in the mean kernel; with `rad.in_ssl` this needs no additional forward pass. `when`, `every`, `memory`
+    and `live_layer` do not apply to it."""
     coordinates: PositiveInt = 64
     """`coordinates`: their number, which is the width of the vectors that all clients share."""
     coordinates_power: Annotated[float, Field(ge=0, le=1)] = 0.25
