@@ -61,6 +61,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 # The pip that comes with Python may be years old, and takes twice as long.
 $(VENV)/.pip-ready:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "$(PYTHON) is older than Python 3.11. Name a newer one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
+	@echo "installing torch, Flower and what they need into $(VENV): about 1 GB, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	touch $@
@@ -80,6 +83,11 @@ IMPORTED := torch, flwr.supernode.cli, flwr.superlink.cli, pandas, pytest, hypot
 $(VENV)/.compiled: $(VENV)/.dev-ready
 	env PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import $(IMPORTED)"
 	touch $@
+
+EXTRAS := simulation timm tensorboard onnx heic
+.PHONY: $(EXTRAS)
+$(EXTRAS): $(VENV)/.demo-ready  ## one of the extras, beside the tested versions of all else
+	$(PIP) -e ".[$@]"
 
 $(VENV)/.bench-ready: $(VENV)/.demo-ready
 	$(PIP) -e ".[bench]"

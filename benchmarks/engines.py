@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from measuring import Row, alternate, publish, seconds
+from measuring import Row, alternate, config_of, publish, seconds
 
-from hetero_ssfl.config import Config, validate
+from hetero_ssfl.config import Config
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.participants import open_site
 from hetero_ssfl.federation.start import start
@@ -43,7 +43,7 @@ class EnoughError(Exception):
 
 
 def engine_config(kind: Kind, clients: int) -> Config:
-    return validate(
+    return config_of(
         {
             "name": "engines",
             "rounds": 1000,
@@ -56,8 +56,7 @@ def engine_config(kind: Kind, clients: int) -> Config:
             "alignment": {"rad_batch": 8},
             "evaluation": {"every": 0, "probes": []},
             "engine": {"kind": kind, "threads": 1, "join_timeout": 600.0},  # Ray may start slowly
-        },
-        Config,
+        }
     )
 
 

@@ -14,9 +14,24 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from hetero_ssfl.config import Config, validate
 from hetero_ssfl.terminal import Console
 
 RESULTS = Path(__file__).parent / "results"
+
+
+# BYOL with SGD and CKA, as in the paper: the recipe for which the baselines are written.
+RECIPE: dict[str, dict[str, Any]] = {
+    "ssl": {"kind": "byol"},
+    "optim": {"kind": "sgd", "lr": 0.032, "momentum": 0.9, "weight_decay": 5e-4, "warmup": 0.0},
+    "rad": {"in_ssl": False},
+    "alignment": {"distance": "cka", "mu": 4.0, "ten_crop": False},
+}
+
+
+def config_of(values: Mapping[str, Any]) -> Config:
+    """Return a config with these values and, in what they leave open, the recipe of the benchmarks."""
+    return validate({**values, **{name: {**own, **values.get(name, {})} for name, own in RECIPE.items()}}, Config)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
-from measuring import Row, medians, publish
+from measuring import Row, config_of, medians, publish
 from torch import Tensor
 
-from hetero_ssfl.config import Config, validate
+from hetero_ssfl.config import Config
 from hetero_ssfl.data import load_images, load_rad, random_view, split_training_images, to_input
 from hetero_ssfl.federation.start import start
 from hetero_ssfl.kernels.contribution import contribution
@@ -46,7 +46,7 @@ def benchmark_config(rounds: int) -> Config:
     """Return a config with cifar10 if HETERO_SSFL_DATA has it, otherwise with digits at 16 px in three channels."""
     folder = os.environ.get("HETERO_SSFL_DATA")
     source, side = ("cifar10", 32) if folder and Path(folder, "cifar10").is_dir() else ("digits", 16)
-    return validate(
+    return config_of(
         {
             "name": "overhead",
             "rounds": rounds,
@@ -57,8 +57,7 @@ def benchmark_config(rounds: int) -> Config:
             "optim": {"batch": 64},
             "evaluation": {"every": 0, "probes": [], "untrained": False, "labels_per_class": 1},
             "engine": {"workers": 1, "threads": 1},
-        },
-        Config,
+        }
     )
 
 
@@ -113,14 +112,14 @@ def local_training(
 ) -> None:
     optim, alignment, batch = config.optim, config.alignment, config.optim.batch
     sgd = torch.optim.SGD(learner.trainable(), optim.lr, optim.momentum, weight_decay=optim.weight_decay, foreach=True)
-    steps = len(pixels) // batch
+    steps, epochs = len(pixels) // batch, config.epochs_of(len(pixels))
     learner.train()
-    for epoch in range(config.local_epochs):
+    for epoch in range(epochs):
         scope = ("train", name, number, epoch)
         rng, rng_rad = rng_for(config.seed, *scope), rng_for(config.seed, *scope, "regulariser")
         order = torch.randperm(len(pixels), generator=rng)
         for step in range(steps):
-            done = (epoch + step / steps) / config.local_epochs
+            done = (epoch + step / steps) / epochs
             sgd.param_groups[0]["lr"] = learning_rate(config, number - 1 + done)
             images = pixels[order[step * batch : (step + 1) * batch]]
             views = [random_view(images, config.views, rng) for _ in range(2)]

@@ -23,10 +23,10 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from measuring import Row, publish
+from measuring import Row, config_of, publish
 from PIL import Image
 
-from hetero_ssfl.config import Config, validate
+from hetero_ssfl.config import Config
 from hetero_ssfl.federation.server import loop
 from hetero_ssfl.federation.server.roster import Roster
 from hetero_ssfl.federation.start import start
@@ -43,7 +43,7 @@ class EnoughError(Exception):
 
 
 def scale_config(source: Path, clients: int, rad: int, images: int) -> Config:
-    return validate(
+    return config_of(
         {
             "name": "scale",
             "rounds": 1000,
@@ -56,8 +56,7 @@ def scale_config(source: Path, clients: int, rad: int, images: int) -> Config:
             "alignment": {"rad_batch": 32},
             "evaluation": {"every": 0, "probes": []},
             "engine": {"threads": 1, "memory_mb": MEMORY_MB},
-        },
-        Config,
+        }
     )
 
 

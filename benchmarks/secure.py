@@ -20,18 +20,17 @@ from typing import NamedTuple
 
 import torch
 from flwr.app import Context, Message, RecordDict
-from measuring import Row, peak_memory, publish
+from measuring import Row, config_of, peak_memory, publish
 from torch import Tensor
 
-from hetero_ssfl.config import Config, validate
+from hetero_ssfl.config import Config
 from hetero_ssfl.data import Images
 from hetero_ssfl.federation.client.sums import Summing
 from hetero_ssfl.federation.engines.workers import RUN_ID, SERVER_NODE, LocalGrid, set_identity
 from hetero_ssfl.federation.participants.participant import Participant
 from hetero_ssfl.federation.participants.site import Setup
 from hetero_ssfl.federation.server.loop import Server
-from hetero_ssfl.federation.wire import Scalar, fields_of, header_of, pack_reply, pack_update
-from hetero_ssfl.federation.wire_sums import pack_vector, session_of
+from hetero_ssfl.federation.wire import Scalar, fields_of, header_of, pack, pack_vector, session_of
 from hetero_ssfl.kernels.mean import sketch
 from hetero_ssfl.methods import ServerState, Update
 from hetero_ssfl.methods.hetero import HeteroSSFL
@@ -56,7 +55,7 @@ def configured(case: Case) -> Config:
         "alignment": {"form": "sketch", "rank": COLUMNS},
         "privacy": {"secure": case.secure},
     }
-    return validate(values, Config)
+    return config_of(values)
 
 
 class Clients(LocalGrid):
@@ -82,18 +81,20 @@ class Clients(LocalGrid):
         header, kind = header_of(fields), message.metadata.message_type
         if kind == "query":
             facts: dict[str, Scalar] = {"name": self.folders[node].name, "has_rad": True}
-            return pack_reply(header, facts=facts)
+            return pack(fields=facts, header=header)
         if not self.config.privacy.secure:
-            return pack_update(header, self.update(node, header.round))
+            update = self.update(node, header.round)
+            return pack(update.arrays, {"examples": update.examples}, update.metrics, header)
         participant = self.participant(node)
         context = Context(RUN_ID, node, {}, self.states[node], {})
-        summing, reply = Summing(participant, session_of(header, fields), context), pack_reply(header)
+        summing, reply = Summing(participant, session_of(header, fields), context), pack(header=header)
         if kind == "train":
             vector = summing.masked(message.content, self.method, self.update(node, header.round))
             return pack_vector(fields_of(reply), vector)
         if kind == "query.keys":
             return summing.keys(reply)
-        return (summing.shares if kind == "query.shares" else summing.unmask)(message.content, reply)
+        phases = {"query.shares": summing.shares, "query.confirm": summing.confirm, "query.unmask": summing.unmask}
+        return phases[kind](message.content, reply)
 
     def update(self, node: int, number: int) -> Update:
         a = torch.randn(len(self.rad), WIDTH, generator=rng_for(0, node, number))

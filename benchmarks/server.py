@@ -22,10 +22,10 @@ from statistics import median
 from typing import NamedTuple
 
 import torch
-from measuring import Row, cpu_seconds, peak_memory, publish
+from measuring import Row, config_of, cpu_seconds, peak_memory, publish
 from torch import Tensor
 
-from hetero_ssfl.config import Config, validate
+from hetero_ssfl.config import Config
 from hetero_ssfl.federation.server.saving import save_state
 from hetero_ssfl.kernels.mean import sketch
 from hetero_ssfl.methods import ServerState, Update
@@ -47,13 +47,12 @@ class Case(NamedTuple):
 
 
 def configured(case: Case) -> Config:
-    return validate(
+    return config_of(
         {
             "rad": {"size": case.rows},
             "clients": {"count": case.clients},
             "alignment": {"form": case.form, "rank": case.rank, "wire": case.wire},
-        },
-        Config,
+        }
     )
 
 

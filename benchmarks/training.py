@@ -22,13 +22,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from measuring import Row, alternate, medians, publish, seconds
+from measuring import Row, alternate, config_of, medians, publish, seconds
 from per_image import pil_view
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from hetero_ssfl.config import Config, ViewsConfig, validate, with_settings
+from hetero_ssfl.config import Config, ViewsConfig, with_settings
 from hetero_ssfl.data import random_view
 from hetero_ssfl.federation.engines.workers import keep_freed_memory
 from hetero_ssfl.learning.alignment import Coordinates
@@ -55,7 +55,7 @@ class Task:
 
     def config(self) -> Config:
         choices = {"clients": {"count": PROCESSES, "models": [self.model]}, "optim": {"batch": self.batch}}
-        return validate({"name": "training", "rounds": 1, "local_epochs": 1, **choices}, Config)
+        return config_of({"name": "training", "rounds": 1, "local_epochs": 1, **choices})
 
 
 def learner_of(config: Config) -> Learner:

@@ -28,15 +28,16 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace `<!-- insert: NAME -->` by what it names."""
+    """Replace `<!-- insert: NAME -->`, with the text for readers on GitHub up to `<!-- end -->`, by what it names."""
     parts = {"readme": readme_top, "names": reference.public_names, "events": event_kinds}
-    return re.sub(r"<!-- insert: (\w+) -->", lambda found: parts[found[1]](), markdown)
+    return re.sub(r"<!-- insert: (\w+) -->.*?<!-- end -->", lambda found: parts[found[1]](), markdown, flags=re.DOTALL)
 
 
 def readme_top() -> str:
-    """Return the README up to its second section, with links as seen from docs/."""
-    top = "\n## ".join((ROOT / "README.md").read_text().split("\n## ")[:2])
-    return top.replace("](docs/", "](")
+    """Return the README's first section and its table of pages, with links as seen from docs/."""
+    top, results, *others = (ROOT / "README.md").read_text().split("\n## ")
+    (pages,) = (part.rpartition("|\n")[0] + "|\n" for part in others if part.startswith("Where to go\n"))
+    return "\n## ".join([top, results, pages]).replace("](docs/", "](")
 
 
 def event_kinds() -> str:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hetero_ssfl import AlignmentConfig, HeteroSSFLStrategy, alignment_distance, contribution, mutual_cka
 
-ALIGNMENT = AlignmentConfig()
+ALIGNMENT = AlignmentConfig(distance="cka")
 NODES, SHARED, ROUNDS, EPOCHS = 2, 64, 4, 5
 
 
@@ -53,9 +53,8 @@ def train(message: Message, context: Context) -> Message:
     model = nn.ModuleList([network, head])
     if "model" in context.state:  # Flower keeps the state on the node
         model.load_state_dict(context.state.array_records["model"].to_torch_state_dict())
-    wanted = (
-        message.content.array_records["arrays"].to_torch_state_dict().get("factor")
-    )  # nothing yet in the first round
+    received = message.content.array_records["arrays"].to_torch_state_dict()  # empty in the first round
+    wanted = received.get("factor")
     optimiser = torch.optim.Adam(model.parameters(), lr=0.003)
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(images)).split(64):

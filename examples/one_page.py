@@ -5,12 +5,13 @@ Everyone also holds the RAD, a few hundred unlabeled images. Before the first ro
 the untrained clients. Each round:
 
 1. the server sends the consensus kernel K_mean as a factor B, K_mean = B B^T;
-2. client k takes E epochs of SGD on  L_byol + mu * (1 - CKA(K_k, K_mean)):
-   the first term on two views of its own images, the second on a batch of RAD images;
+2. client k takes E epochs of SGD on L_byol, on two views of its own images, plus a term on a batch of RAD images:
+   mu * (1 - CKA(K_k, K_mean)), as in the paper; or with coordinates T that the server makes from B, one row per RAD
+   image: a head h_k on the encoder predicts where an image lies among the RAD images;
 3. client k sends a factor A_k of its kernel on the whole RAD, K_k = A_k A_k^T; weights and images stay home;
 4. the server sets K_mean = sum_j w_j K_j, that is B = [sqrt(w_1) A_1 | sqrt(w_2) A_2 | ...].
 
-With mu = 0 the same code is every client alone. Run it: python examples/one_page.py (half a minute on one core).
+With mu = 0 the same code is every client alone. Run it: python examples/one_page.py (a minute on one core).
 """
 
 from __future__ import annotations  # the round comes first, the networks after it
@@ -23,21 +24,25 @@ from sklearn.datasets import load_digits
 from torch import Generator, Tensor, nn
 
 ROUNDS, EPOCHS, BATCH, RAD_BATCH = 10, 5, 64, 128
-MU, EMA, LR, MOMENTUM, WEIGHT_DECAY = 4.0, 0.99, 0.05, 0.9, 5e-4
+EMA, LR, MOMENTUM, WEIGHT_DECAY = 0.99, 0.05, 0.9, 5e-4
+MU = {"alone": 0.0, "CKA": 4.0, "coordinates": 1.0}
+COLUMNS, POWER, TEMPERATURE = 32, 0.25, 0.1
 
 
-def federation(clients: list[Networks], images: list[Tensor], rad: Tensor, mu: float) -> None:
+def federation(clients: list[Networks], images: list[Tensor], rad: Tensor, term: str) -> None:
     """All rounds. Weights w_j are equal."""
     weights = [1 / len(clients)] * len(clients)
     rng = [torch.Generator().manual_seed(k) for k in range(len(clients))]
     b = consensus([rad_factor(net, rad) for net in clients], weights)
+    t = coordinates(b)
     for _ in range(ROUNDS):
         for k, net in enumerate(clients):
-            local_training(net, images[k], rad, b, mu, rng[k])
+            local_training(net, images[k], rad, t if term == "coordinates" else b, term, rng[k])
         b = consensus([rad_factor(net, rad) for net in clients], weights)
+        t = coordinates(b, last=t)
 
 
-def local_training(net: Networks, images: Tensor, rad: Tensor, b: Tensor, mu: float, rng: Generator) -> None:
+def local_training(net: Networks, images: Tensor, rad: Tensor, wanted: Tensor, term: str, rng: Generator) -> None:
     """Step 2: E epochs over the client's own images."""
     optimiser = sgd(net.train())
     for _ in range(EPOCHS):
@@ -45,13 +50,26 @@ def local_training(net: Networks, images: Tensor, rad: Tensor, b: Tensor, mu: fl
             if len(batch) == BATCH:
                 views = random_view(images[batch], rng), random_view(images[batch], rng)
                 rows = torch.randperm(len(rad), generator=rng)[:RAD_BATCH]
-                training_step(net, optimiser, local_loss(net, views, random_view(rad[rows], rng), b[rows], mu))
+                training_step(net, optimiser, local_loss(net, views, random_view(rad[rows], rng), wanted, rows, term))
 
 
-def local_loss(net: Networks, views: tuple[Tensor, Tensor], rad_views: Tensor, wanted: Tensor, mu: float) -> Tensor:
-    """L_byol + mu * (1 - CKA(K_k, K_mean)); `wanted` holds the rows of B that belong to `rad_views`."""
+def local_loss(
+    net: Networks, views: tuple[Tensor, Tensor], rad_views: Tensor, wanted: Tensor, rows: Tensor, term: str
+) -> Tensor:
+    """L_byol + mu * distance; `wanted` is B or T, of which `rows` belong to `rad_views`."""
     loss = byol_loss(net, *views)
-    return loss + mu * (1 - cka(F.normalize(net.encoder(rad_views), dim=1), wanted)) if mu else loss
+    if not MU[term]:
+        return loss
+    features = net.encoder(rad_views)
+    if term == "CKA":
+        return loss + MU[term] * (1 - cka(F.normalize(features, dim=1), wanted[rows]))
+    there, here = (neighbourhood(z, wanted) for z in (wanted[rows], net.head(features)))
+    return loss + MU[term] * F.kl_div(here, there, reduction="batchmean", log_target=True)
+
+
+def neighbourhood(z: Tensor, t: Tensor) -> Tensor:
+    """Log of a softmax over the similarities of z to the coordinates of all RAD images."""
+    return (F.normalize(z, dim=1) @ t.T / TEMPERATURE).log_softmax(1)
 
 
 def byol_loss(net: Networks, view_1: Tensor, view_2: Tensor) -> Tensor:
@@ -90,6 +108,20 @@ def consensus(factors: list[Tensor], weights: list[float]) -> Tensor:
     return torch.cat([w**0.5 * a for a, w in zip(factors, weights, strict=True)], dim=1)
 
 
+def coordinates(b: Tensor, last: Tensor | None = None) -> Tensor:
+    """T: the strongest directions of B, made more alike in strength, as rows of length 1.
+
+    Turned onto the last round's coordinates (orthogonal Procrustes), so that they stay put while clients learn.
+    """
+    u, s, _ = torch.linalg.svd((b - b.mean(0)).double(), full_matrices=False)
+    t = u[:, :COLUMNS] * s[:COLUMNS] ** POWER
+    t = F.normalize(t - t.mean(0), dim=1)
+    if last is not None:
+        left, _, right = torch.linalg.svd(t.T @ last.double())
+        t = t @ left @ right
+    return t.float()
+
+
 def training_step(net: Networks, optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
     """SGD on W^o and W^p; W^t follows."""
     optimiser.zero_grad()
@@ -116,7 +148,8 @@ class Networks(nn.Module):
 
     def __init__(self, encoder: nn.Module, width: int) -> None:
         super().__init__()
-        self.encoder, self.projector, self.predictor = encoder, head(width, 64), head(64, 64)
+        self.encoder, self.projector, self.predictor = encoder, mlp(width, 64), mlp(64, 64)
+        self.head = nn.Linear(width, COLUMNS)
         self.target = copy.deepcopy(nn.Sequential(self.encoder, self.projector)).requires_grad_(False)
 
     @torch.no_grad()
@@ -127,7 +160,7 @@ class Networks(nn.Module):
             old.lerp_(new, 1 - EMA)
 
 
-def head(inputs: int, outputs: int) -> nn.Module:
+def mlp(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, outputs))
 
 
@@ -171,15 +204,15 @@ def main() -> None:
     private, classes = images[700:], labels[700:]
     own = [private[(classes >= low) & (classes <= high)] for low, high in ((0, 3), (4, 6), (7, 9))]  # disjoint classes
     scores: dict[str, list[float]] = {}
-    for mu in (0.0, MU):
+    for term in MU:
         torch.manual_seed(0)
         clients = different_encoders()
-        federation(list(clients.values()), own, rad, mu)
+        federation(list(clients.values()), own, rad, term)
         for name, net in clients.items():
             scores.setdefault(name, []).append(knn_accuracy(net, images[known], labels[known], test, answers))
-    print(f"{'client':10}  {'alone':>6}  {'together':>8}   (kNN accuracy on all ten digits, %)")
-    for name, (alone, together) in scores.items():
-        print(f"{name:10}  {alone:6.1f}  {together:8.1f}")
+    print(f"{'':10}" + "".join(f"  {term:>11}" for term in MU) + "   (kNN accuracy on all ten digits, %)")
+    for name, values in scores.items():
+        print(f"{name:10}" + "".join(f"  {value:11.1f}" for value in values))
 
 
 if __name__ == "__main__":

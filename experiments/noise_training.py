@@ -27,9 +27,8 @@ from trials import markdown
 from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.federation.client.memory import ClientCache
 from hetero_ssfl.federation.client.scoring import evaluate
-from hetero_ssfl.federation.participants import LocalSite, Request
+from hetero_ssfl.federation.participants import LocalSite
 from hetero_ssfl.federation.start import open_run
-from hetero_ssfl.federation.wire import Header
 from hetero_ssfl.kernels.cka import factor_cka, mutual_cka
 from hetero_ssfl.kernels.consensus import MeanKernel
 from hetero_ssfl.kernels.factor import kernel_factor
@@ -57,9 +56,9 @@ METRICS = ("probe", "consensus", "mutual")
 def run(config: Config, folder: Path, deviation: float) -> dict[str, float]:
     """Train all clients for all rounds, with this much noise in each mean sketch, and return the figures of the end."""
     site = LocalSite()
-    run_folder, request = open_run(folder, config, site), Request(config, Header("0" * 32, 0, "0" * 64))
+    run_folder = open_run(folder, config, site)
     names = [client.name for client in site.clients(run_folder)]
-    participants = {name: site.participant(run_folder, k, request) for k, name in enumerate(names)}
+    participants = {name: site.participant(run_folder, k, config) for k, name in enumerate(names)}
     clients = {name: ClientCache().get(participant, 0) for name, participant in participants.items()}
     method, state, agreement = HeteroSSFL(config), ServerState(-1, tuple(names)), 1.0
     while state.round < config.rounds:
@@ -93,7 +92,7 @@ def simulate(seed: int, name: str, settings: Sequence[str]) -> dict[str, float]:
     config = load_config("digits-byol", [*SETTINGS, f"seed={seed}", *settings])
     clients = int(name) if name.isdigit() else 1
     with TemporaryDirectory() as scratch:  # without privacy.epsilon there is no noise
-        return run(config, Path(scratch) / "run", HeteroSSFL(config).summands.noise_in_mean(clients, clients))
+        return run(config, Path(scratch) / "run", HeteroSSFL(config).noise_in_mean(clients, clients))
 
 
 def print_table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> None:

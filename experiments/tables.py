@@ -30,8 +30,7 @@ from hetero_ssfl.studies.paper.cells import (
     TableName,
     cells_of,
 )
-from hetero_ssfl.studies.paper.kept import kept_runs
-from hetero_ssfl.studies.paper.scores import GLOBAL, RunScore, score
+from hetero_ssfl.studies.paper.scores import GLOBAL, RunScore, kept_runs, score
 
 RESULTS = trials.RESULTS
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from hetero_ssfl.config import AlignmentConfig, Config, ModelConfig, SslConfig, validate
 from hetero_ssfl.data import random_view
 from hetero_ssfl.kernels.contribution import contribution
+from hetero_ssfl.kernels.coordinates import coordinates
 from hetero_ssfl.kernels.distance import alignment_distance
 from hetero_ssfl.kernels.mean import combine
 from hetero_ssfl.learning.learner import Learner
@@ -41,16 +42,18 @@ def config(page: ModuleType) -> Config:
     return validate(
         {
             "local_epochs": 2,
-            "rad": {"size": 60},
-            "ssl": {"projector": [128, 64], "predictor": 128, "ema": page.EMA},
+            "rad": {"size": 60, "in_ssl": False},
+            "ssl": {"kind": "byol", "projector": [128, 64], "predictor": 128, "ema": page.EMA},
             "optim": {
+                "kind": "sgd",
                 "lr": page.LR,
                 "momentum": page.MOMENTUM,
                 "weight_decay": page.WEIGHT_DECAY,
                 "batch": 16,
                 "schedule": "constant",
+                "warmup": 0.0,
             },
-            "alignment": {"mu": page.MU, "rad_batch": 40},
+            "alignment": {"distance": "cka", "mu": page.MU["CKA"], "rad_batch": 40, "ten_crop": False, "own_images": 0},
         },
         Config,
     )
@@ -77,7 +80,7 @@ def as_learner(net: torch.nn.Module, ssl: SslConfig) -> Learner:
     first = net.get_submodule("projector.0")
     assert isinstance(first, torch.nn.Linear)
     encoder = copy.deepcopy(net.get_submodule("encoder"))
-    learner = Learner(encoder, first.in_features, ModelConfig(encoder="page"), ssl)
+    learner = Learner(encoder, first.in_features, ModelConfig(encoder="page"), ssl, coordinates=32)
     learner.load_state_dict(net.state_dict())
     return learner
 
@@ -128,8 +131,8 @@ def test_the_server_computes_the_same_consensus(page: ModuleType) -> None:
 def test_the_alignment_distance_is_the_same(page: ModuleType) -> None:
     live, wanted = representations(12), page.factor(representations(30))
     ours = 1 - page.cka(torch.nn.functional.normalize(live, dim=1), wanted)
-    assert same(ours, alignment_distance(live, wanted, AlignmentConfig()))
-    assert not same(ours, alignment_distance(live.flip(0), wanted, AlignmentConfig()), 1e-3)
+    assert same(ours, alignment_distance(live, wanted, AlignmentConfig(distance="cka")))
+    assert not same(ours, alignment_distance(live.flip(0), wanted, AlignmentConfig(distance="cka")), 1e-3)
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -142,23 +145,37 @@ def test_the_byol_loss_is_the_same(page: ModuleType, config: Config, pixels: Ten
     assert not same(ours, byol(learner, [view_1, view_2.flip(0)])[0], 1e-3)
 
 
+def test_the_coordinates_are_the_same(page: ModuleType) -> None:
+    b = page.consensus([page.factor(representations(d)) for d in (7, 12, 30)], [1 / 3] * 3)
+    first, later = page.coordinates(b), page.coordinates(b.flip(0), last=page.coordinates(b))
+    signs = (first * coordinates(b, page.COLUMNS, page.POWER)).sum(0).sign()  # those of an SVD are arbitrary
+    assert same(first, coordinates(b, page.COLUMNS, page.POWER) * signs)
+    assert same(later, coordinates(b.flip(0), page.COLUMNS, page.POWER, first), 1e-4)
+
+
+@pytest.mark.parametrize("term", ["CKA", "coordinates"])
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_round_has_the_same_steps_and_the_same_consensus(
-    page: ModuleType, config: Config, pixels: Tensor, rad: Tensor, name: str
+    page: ModuleType, config: Config, pixels: Tensor, rad: Tensor, name: str, term: str
 ) -> None:
+    chosen = {"distance": term.lower(), "mu": page.MU[term], "coordinates": page.COLUMNS}
+    config = config.model_copy(update={"alignment": config.alignment.model_copy(update=chosen)})
     nets = {other: smooth(net) for other, net in networks(page).items()}
     clean = rad.float() / 255 * 4 - 2
     factors = {other: page.rad_factor(net, clean) for other, net in nets.items()}
     weights = [1 / 3] * 3
     b = page.consensus(list(factors.values()), weights)
+    wanted = b if term == "CKA" else page.coordinates(b)
 
     package_losses: list[float] = []
     learner = as_learner(nets[name], config.ssl)
     smooth(learner)
     client = TrainingClient("c", config, learner, pixels, rad, progress=lambda _, loss: package_losses.append(loss))
-    reply = method_for(config).local_update(client, Broadcast(1, {"factor": b}))
+    reply = method_for(config).local_update(
+        client, Broadcast(1, {"factor" if term == "CKA" else "coordinates": wanted})
+    )
 
-    page_losses = steps_of_the_page(page, nets[name], config, pixels, rad, b)
+    page_losses = steps_of_the_page(page, nets[name], config, pixels, rad, wanted, term)
     assert len(page_losses) == 8
     assert page_losses == pytest.approx(package_losses, abs=1e-5)
     assert page_losses[-1] != pytest.approx(page_losses[0], abs=1e-2)  # training changed the loss
@@ -171,18 +188,18 @@ def test_a_round_has_the_same_steps_and_the_same_consensus(
 
 
 def steps_of_the_page(
-    page: ModuleType, net: torch.nn.Module, config: Config, pixels: Tensor, rad: Tensor, b: Tensor
+    page: ModuleType, net: torch.nn.Module, config: Config, pixels: Tensor, rad: Tensor, wanted: Tensor, term: str
 ) -> list[float]:
     """Run round 1 of client "c" with the page's loss and step, on the package's random views."""
     losses, optimiser = [], page.sgd(net.train())
-    for epoch in range(config.local_epochs):
+    for epoch in range(config.epochs_of(len(pixels))):
         scope = ("train", "c", 1, epoch)
         rng, rng_rad = rng_for(config.seed, *scope), rng_for(config.seed, *scope, "regulariser")
         for batch in torch.randperm(len(pixels), generator=rng).split(config.optim.batch):
             views = tuple(random_view(pixels[batch], config.views, rng) for _ in range(2))
             rows = torch.randperm(len(rad), generator=rng_rad)[: config.alignment.rad_batch]
             rad_views = random_view(rad[rows], config.views, rng_rad)
-            loss = page.local_loss(net, views, rad_views, b[rows], page.MU)
+            loss = page.local_loss(net, views, rad_views, wanted, rows, term)
             page.training_step(net, optimiser, loss)
             losses.append(loss.item())
     return losses

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hetero_ssfl
-from helpers.blocks import ROOT, blocks_of
+from helpers.blocks import ROOT, blocks_of, shortened
 from helpers.commands import words
 from helpers.pictures import write_folders
 
@@ -53,6 +53,19 @@ def contents(archive: Path) -> dict[str, int]:
     """Return the checksum of each file."""
     with zipfile.ZipFile(archive) as opened:
         return {entry.filename: entry.CRC for entry in opened.infolist()}
+
+
+def test_an_old_python_is_found_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    old = tmp_path / "python3.9"
+    old.write_text("#!/bin/sh\nexit 1\n")  # what `sys.exit(sys.version_info < (3, 11))` gives there
+    old.chmod(0o755)
+    done = subprocess.run(["make", "demo", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "make demo PYTHON=python3.12" in done.stderr
+    assert not (tmp_path / ".venv").exists()
 
 
 def test_the_source_distribution_builds_the_same_wheel_as_the_repository(wheel: Path, tmp_path: Path) -> None:
@@ -112,7 +125,7 @@ def test_the_commands_of_the_readme_work_in_an_empty_folder(installed: Path, tmp
         if block.file:
             (tmp_path / block.file).write_text(block.text)
         elif block.language == "python":
-            steps.append((block.language, block.text))
+            steps.append((block.language, shortened(block.text)))
         elif block.language == "sh":
             commands = [words(command) for command in block.commands]
             assert {program for program, *_ in commands} <= {"make", "hetero-ssfl"}

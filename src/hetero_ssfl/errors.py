@@ -3,7 +3,8 @@
     HeteroSSFLError
     |-- ConfigError              a setting
     |-- DataError                images or labels
-    |   `-- UnequalSizesError    images that need data.side (data/images.py)
+    |   |-- UnequalSizesError    images that need data.side (data/decoding.py)
+    |   `-- UnreadableImageError an image that could be skipped (data/decoding.py)
     |-- ProtocolError            a message between server and client
     |   |-- NoSeatError          a node that may not take part (federation/server/seats.py)
     |   `-- SumFailedError       a secure sum without enough answers (privacy/sums/rules.py)
@@ -29,11 +30,6 @@ class ConfigError(HeteroSSFLError):
 
 class DataError(HeteroSSFLError):
     """Images or labels are missing, corrupt or inconsistent."""
-
-    def __init__(self, message: str, count: int | None = None) -> None:
-        super().__init__(message)
-        self.count = count
-        """The number of bad images."""
 
 
 class ProtocolError(HeteroSSFLError):

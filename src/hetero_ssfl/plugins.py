@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,11 @@ def find(spec: str, what: str) -> Any:
     return thing
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra, and keeps the installed torch: pip would replace it by the newest."""
+    return f"pip install 'hetero-ssfl[{extra}]' torch=={version('torch').partition('+')[0]}"
+
+
 def load_module(module: str, remedy: str) -> Any:
     try:
         return importlib.import_module(module)
@@ -120,18 +126,18 @@ LIBRARIES = (str(Path(__file__).parent) + os.sep, f"{os.sep}site-packages{os.sep
 
 def own_frames(error: BaseException, most: int = 4) -> list[traceback.FrameSummary]:
     """Return the last frames of an error outside of this package and torch; if there are none, its last frames."""
-    frames = list(traceback.extract_tb(error.__traceback__))
-    return ([frame for frame in frames if _is_users(frame)] or frames)[-most:]
+    return (_users_frames(error) or list(traceback.extract_tb(error.__traceback__)))[-most:]
 
 
 def place(error: BaseException) -> str:
     """Return ` (file, line, function)` in which the user's code failed; an empty text if it was not the user's."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
+    frames = _users_frames(error)
     return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
 
 
-def _is_users(frame: traceback.FrameSummary) -> bool:
-    return not any(library in frame.filename for library in LIBRARIES)
+def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not any(library in frame.filename for library in LIBRARIES)]
 
 
 # --- names found in a folder ---
@@ -141,22 +147,12 @@ _used: set[str] = set()  # names used in this process, in case the user's record
 
 def remember(specs: Iterable[str]) -> None:
     """Record code that the user trains with. From now on it is imported if a folder names it."""
-    _record_entries({_entry(spec) for spec in specs if ":" in spec and not spec.startswith(f"{GIVEN}:")})
-
-
-def _record_entries(entries: set[str]) -> None:
-    new = entries - _known() if entries else entries
-    _used.update(new)
-    if new:
-        with suppress(OSError, RuntimeError):  # RuntimeError: there is no home directory
-            _record().parent.mkdir(parents=True, exist_ok=True)
-            with _record().open("a") as file:
-                file.writelines(f"{entry}\n" for entry in sorted(new))
+    _record({_entry(spec) for spec in specs if ":" in spec and not spec.startswith(f"{GIVEN}:")})
 
 
 def remember_places(places: Iterable[str]) -> None:
     """Record data and node settings files that the user trains with. From now on they are read if folders name them."""
-    _record_entries({_place(place) for place in places})
+    _record({_place(place) for place in places})
 
 
 def is_known_place(place: str) -> bool:
@@ -169,10 +165,8 @@ def is_known_place(place: str) -> bool:
 
 def check_place(place: str, what: str) -> None:
     if not is_known_place(place):
-        raise ConfigError(
-            f"{what} = '{place}' was not used for training on this machine, so it is not read. "
-            f"If you trust the folder that names it, set {TRUST_VARIABLE}={place} in the environment."
-        )
+        remedy = f"If you trust the folder that names it, set {TRUST_VARIABLE}={place} in the environment."
+        raise ConfigError(f"{what} = '{place}' was not used for training on this machine, so it is not read. {remedy}")
 
 
 def _place(place: str) -> str:
@@ -192,10 +186,8 @@ def is_trusted(spec: str) -> bool:
 
 def check_trusted(spec: str, what: str) -> None:
     if not is_trusted(spec):
-        raise ConfigError(
-            f"{what} = '{spec}' is code that you have not trained with on this machine, so it is not imported. "
-            f"If you trust it, set {TRUST_VARIABLE}={spec.partition(':')[0]} in the environment."
-        )
+        remedy = f"If you trust it, set {TRUST_VARIABLE}={spec.partition(':')[0]} in the environment."
+        raise ConfigError(f"{what} = '{spec}' is code that you have not trained with on this machine. {remedy}")
 
 
 def _entry(spec: str) -> str:
@@ -209,10 +201,20 @@ def _entry(spec: str) -> str:
 
 def _known() -> set[str]:
     try:
-        return _used | set(_record().read_text().splitlines())
+        return _used | set(_record_file().read_text().splitlines())
     except (OSError, RuntimeError, UnicodeDecodeError):
         return _used
 
 
-def _record() -> Path:
+def _record(entries: set[str]) -> None:
+    new = entries - _known()
+    _used.update(new)
+    if new:
+        with suppress(OSError, RuntimeError):  # RuntimeError: there is no home directory
+            _record_file().parent.mkdir(parents=True, exist_ok=True)
+            with _record_file().open("a") as file:
+                file.writelines(f"{entry}\n" for entry in sorted(new))
+
+
+def _record_file() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "hetero-ssfl" / "trained-with"

@@ -141,7 +141,7 @@ def test_unreadable_images_are_counted_once_including_test_images(tmp_path: Path
     for labels, test, expected in ((None, None, (1, 0)), ([0, 1] * 5, None, (1, 0)), ([0] * 10, "b", (1, 1))):
         held_out = (tmp_path / test, [0] * 10) if test else None
         parts = read_with_test(tmp_path / "a", labels, held_out, config, "a")
-        assert tuple(part.skipped for part in parts) == expected
+        assert tuple(len(part.skipped) for part in parts) == expected
 
 
 def test_side_and_channels_convert_all_images_to_one_shape(tmp_path: Path) -> None:
@@ -196,9 +196,7 @@ def test_16_bit_colours_become_grey_and_other_channels_are_the_owners_choice() -
     grey = read_given(colours, None, DataConfig(channels=1), "a").pixels
     assert (grey.numpy() == round(0.299 * 10_000 + 0.587 * 50_000)).all()
     assert torch.equal(read_given(grey, None, DataConfig(channels=3), "a").pixels, grey.expand(-1, 3, -1, -1))
-    with pytest.raises(
-        DataError, match=r"of a have 5 channels, expected 3. Choose which channels .* array\[:, \[0, 1, 2"
-    ):
+    with pytest.raises(DataError, match=r"of a have 5 channels, expected 3. Choose which ones"):
         read_given(np.zeros((2, 5, 8, 8), np.uint16), None, DataConfig(channels=3), "a")
 
 
@@ -214,10 +212,10 @@ def test_data_other_than_images_are_unchanged() -> None:
     [
         (3.5, None, "the data of a are a float, expected a folder, a data-set id, an array"),
         ([], None, "the data of a are empty"),
-        (DataLoader(Pairs()), None, r"the data of a are a DataLoader, expected .* Pass its \.dataset"),
-        ({"train": pixels()}, None, r"the data of a are a dict, expected .* such as data\['train'\]"),
-        (DatasetDict(), None, r"the data of a are a DatasetDict, expected .* such as data\['train'\]"),
-        (DataFrame({"x": [1.0, 2.0]}), None, r"the data of a are a DataFrame, expected .*to_numpy"),
+        (DataLoader(Pairs()), None, r"the data of a are a DataLoader, expected .*\.dataset of a loader"),
+        ({"train": pixels()}, None, r"the data of a are a dict, expected a folder"),
+        (DatasetDict(), None, r"the data of a are a DatasetDict, expected a folder"),
+        (DataFrame({"x": [1.0, 2.0]}), None, r"the data of a are a DataFrame, expected a folder"),
         (["x", "y"], None, "a sample of a is a str, expected an array"),
         ([(pixels(1), 0, 0)], None, "items of a have 3 parts"),
         ([{"photo": 1}], None, "items of a have keys .*'photo'.*, expected image or img"),

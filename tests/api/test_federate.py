@@ -132,7 +132,8 @@ def test_clients_that_are_settings_files_keep_their_order(tmp_path: Path) -> Non
     rad = run.folder.path / "rad.safetensors"
     features = [extract_features(run.encoder(name), load_tensors(rad)[0]["pixels"]) for name in run.clients]
     alike = mutual_cka(features)
-    assert torch.allclose(run.mutual_cka, alike, atol=1e-5)
+    assert np.allclose(run.mutual_cka, alike, atol=1e-5)
+    assert list(run.mutual_cka.columns) == list(run.mutual_cka.index) == run.clients
     assert run.table()["mutual_cka"].tolist() == pytest.approx([(float(row.sum()) - 1) / 2 for row in alike], abs=1e-5)
     assert repr(run) == f"Run('{run.path}', 3 clients, hetero-ssfl, 1 rounds)"
 
@@ -156,9 +157,9 @@ def test_a_finished_run_is_returned_at_once(run: Run, clients: list[Client], dig
     [
         ({"settings": {"alignment.mu": 1}}, "settings"),
         ({"rad": np.s_[601:651]}, "RAD data"),
-        ({"encoder": net(width=25)}, r"encoder of own-net \(Net-\w{8} there and Net-\w{8} here\)"),
+        ({"encoder": net(width=25)}, r"encoder of own-net \(Net-\w{8} then and Net-\w{8} now\)"),
         ({"data": lambda pixels: 255 - pixels}, r"data of own-net \(other contents\)"),
-        ({"data": lambda pixels: pixels[:199]}, r"data of own-net \(140 training samples there and 139 here\)"),
+        ({"data": lambda pixels: pixels[:199]}, r"data of own-net \(140 training samples then and 139 now\)"),
         ({"name": "other"}, "clients"),
     ],
 )

@@ -11,16 +11,16 @@ from hetero_ssfl.api.federated import _names
 from hetero_ssfl.config import Config, ModelConfig
 from hetero_ssfl.data import Images
 from hetero_ssfl.errors import DataError
-from hetero_ssfl.federation.participants.reading import ClientData, PreparedClient, read_clients
+from hetero_ssfl.federation.participants.python_data import ClientData, PreparedClient, read_clients
 
 RAD = slice(600, 620)
 
 
-def members(clients: Sequence[Client], rad: object, config: Config | None = None) -> list[PreparedClient]:
+def members(clients: Sequence[Client], rad: object, config: Config | None = None) -> tuple[PreparedClient, ...]:
     """Prepare clients as a run does, without training."""
     config = config or Config(data={"validation": 0})  # type: ignore[arg-type]
     data = [ClientData(name, c.data, c.labels, c.test) for name, c in zip(_names(clients), clients, strict=True)]
-    return read_clients(data, [ModelConfig(encoder="resnet8")] * len(clients), rad, config)[0]
+    return read_clients(data, [ModelConfig(encoder="resnet8")] * len(clients), rad, config).clients
 
 
 def test_training_data_of_one_client_are_never_test_data_of_another(digits: Images) -> None:

@@ -45,9 +45,9 @@ def test_a_run_keeps_16_bits_and_is_continued_and_reopened(trained: Run) -> None
     opened = Run.open(trained.path)
     new = scans(10, 4)
     features = opened.embed(new)
-    assert torch.equal(features["client-001"], trained.embed(torch.from_numpy(new))["client-001"])
+    assert features["client-001"].equals(trained.embed(torch.from_numpy(new))["client-001"])
     eight = opened.embed((new // 257).astype(np.uint8))  # 8 bits of the same images
-    assert torch.allclose(eight["client-000"], features["client-000"], atol=0.1)
+    assert np.allclose(eight["client-000"], features["client-000"], atol=0.1)
     assert opened.evaluate(scans(30, 5), labels=[0, 1] * 15).notna().all(axis=None)
 
 
@@ -63,7 +63,7 @@ def test_an_export_says_what_it_takes_and_files_are_refused(trained: Run, tmp_pa
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     with pytest.raises(ConfigError, match=r"takes inputs of shape \(5, 8, 8\), not square images of 1 or 3 channels"):
         open_images(find_model(trained.path, "0"), str(tmp_path))
-    with pytest.raises(DataError, match=r"holds images of 1 or 3 channels, but the run's have 5. Pass an array"):
+    with pytest.raises(DataError, match=r"the run's images have 5 channels, those of .* 1 or 3. Pass an array"):
         trained.embed(tmp_path)
     floats = np.zeros((4, 5, 8, 8), np.float32)
     with pytest.raises(DataError, match=r"are torch.float32, but the run's are torch.uint16. If they are images, mult"):

@@ -105,7 +105,6 @@ def test_a_diverged_run_continues_with_other_settings(digits: Images, tmp_path: 
     steps = {"optim.schedule": "constant", "optim.momentum": 0.0, "optim.batch": 4}
     error, _ = train(digits, path, given, settings={**steps, "optim.lr": 1e30})
     assert "the loss diverged: client-000 failed" in error
-    assert "Round 0, the last finished one, is kept" in error
     assert f"federate(..., run_dir='{path}', settings={{'optim.lr': 1e+29}}, more=True)" in error
     settings = {"local_epochs": 1, "engine.workers": 1, **steps, "optim.lr": 0.01}
     clients = [Client(digits.pixels[:20], given[0])]

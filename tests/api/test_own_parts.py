@@ -135,7 +135,9 @@ def test_own_views_are_used_for_the_local_loss_and_the_rad(digits: Images, tmp_p
 
 def test_an_own_kernel_is_averaged_and_compared(module: str) -> None:
     a, b = torch.randn(12, 5), torch.randn(12, 7)
-    config = AlignmentConfig(kernel=f"{module}:rows", row_normalize=False, normalize=False, center=False, power=1.0)
+    config = AlignmentConfig(
+        kernel=f"{module}:rows", distance="cka", row_normalize=False, normalize=False, center=False, power=1.0
+    )
     factor = kernel_factor(a, config)
     assert torch.allclose(factor @ factor.T, (a @ a.T).double() ** 2, atol=1e-4)
     expected = 1 - factor_cka(kernel_factor(b, config), factor, center=False)

@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -82,7 +84,7 @@ def test_without_a_folder_the_same_arguments_give_the_same_run(
         ]
 
     first, lines = said()
-    assert "own: the encoder cannot be opened in another process. To change this, pass the class AnyNet" in lines[0]
+    assert lines[0].startswith("own: encoders of this process only")
     assert lines[-2:] == [
         "no labels, so no accuracy: look at run.report() and hetero-ssfl neighbours",
         f"run folder: {first.path}",
@@ -121,15 +123,44 @@ def test_a_missing_encoder_does_not_hide_the_others(
     assert set(features) == {"client-000", "class"}
     assert "own is left out: encoder = 'given:mixed.lambda' is a Python object" in caplog.text
     for name, found in features.items():
-        assert torch.allclose(found, extract_features(mixed.encoder(name), rad), atol=1e-6)
-        assert torch.equal(run.embed(rad, name)[name], extract_features(mixed.encoder(name), rad))
+        assert found.index[0].endswith(".jpg")
+        assert np.allclose(found, extract_features(mixed.encoder(name), rad), atol=1e-6)
+        assert np.array_equal(run.embed(rad, name)[name], extract_features(mixed.encoder(name), rad))
     assert run.table()["mutual_cka"].notna().tolist() == [True, False, True]
     assert set(run.export(tmp_path / "out")) == {"client-000", "own", "class"}  # weights need no class
     with pytest.raises(ConfigError, match="own's encoder was passed as an object"):
         run.export(tmp_path / "own", "torch-export", "own")
+    pictures = run.neighbours(tmp_path / "neighbours.html").read_text()
+    assert ("client-000, " in pictures, "own, " in pictures, "class, " in pictures) == (True, False, True)
+    with pytest.raises(ConfigError, match="own's encoder was passed as an object"):
+        run.neighbours(tmp_path / "own.html", client="own")
+    assert "own, " in mixed.neighbours(tmp_path / "all.html").read_text(), "in the process that has them"
     page = run.report(tmp_path / "report.html").read_text()
     assert "own is missing: encoder =" in page
     assert "class helpers.pieces:AnyNet" in page
+
+
+def test_a_torn_photo_names_the_argument_that_skips_it_and_rows_have_their_paths(
+    mixed: Run, photographs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(photographs / "new", tmp_path / "new")
+    torn = sorted((tmp_path / "new").rglob("*.*"))[1]
+    torn.write_text("torn")
+    with pytest.raises(DataError, match=r"or skip such images with on_bad_image='skip'\.$"):
+        mixed.embed(tmp_path / "new", client=0)
+    table = mixed.embed(tmp_path / "new", client=0, on_bad_image="skip")["client-000"]
+    everything = sorted(file.relative_to(tmp_path / "new").as_posix() for file in (tmp_path / "new").rglob("*.*"))
+    assert list(table.index) == [path for path in everything if path != torn.relative_to(tmp_path / "new").as_posix()]
+    with pytest.raises(DataError, match=r"Remove it\.$"):  # evaluate has no such argument
+        mixed.evaluate(tmp_path / "new")
+    again = {"data.on_bad_image": "skip"}
+    with pytest.raises(DataError, match=r"settings=\{'data.on_bad_image': 'skip'\}"):
+        federate([Client(tmp_path / "new", AnyNet)], 4, settings=QUICK, run_dir=tmp_path / "run", config="smoke")
+    options: dict[str, Any] = {"config": "smoke", "rounds": 1, "settings": {**QUICK, **again}, "progress": False}
+    run = federate([Client(tmp_path / "new", AnyNet)], 4, "local", run_dir=tmp_path / "run", **options)
+    listed = pandas.read_csv(run.path / "skipped.csv")
+    assert listed["image"].tolist() == [torn.relative_to(tmp_path / "new").as_posix()]
+    assert listed["reason"].tolist() == ["cannot be decoded"]
 
 
 def test_new_data_are_tested_without_the_runs_own_data(mixed: Run, photographs: Path) -> None:
@@ -175,7 +206,7 @@ def test_more_rounds_are_bit_identical_to_a_run_that_had_them_from_the_beginning
     assert named(short.path, 2).config.rounds == 3  # the same script still continues it
     longer.more(rounds=3, progress=False)  # a script that runs again
     assert "has all of its 3 rounds already" in caplog.text
-    with pytest.raises(ConfigError, match="has finished 3 rounds, expected more than that in rounds = 3"):
+    with pytest.raises(ConfigError, match="expected more than the 3 finished"):
         longer.more(rounds=3, settings={"optim.lr": 0.01})
     with pytest.raises(ConfigError, match="'seed' cannot change within a run"):
         longer.more(rounds=4, settings={"seed": 2})

@@ -10,13 +10,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from helpers.blocks import ROOT
 from helpers.commands import PROGRAM
 from helpers.saved import change_config
+from hetero_ssfl import Run
 from hetero_ssfl.cli import app, main
 from hetero_ssfl.config import load_config, preset_names
+from hetero_ssfl.plugins import install_command
 from hetero_ssfl.runs import environment as machine
 from hetero_ssfl.runs.environment import Finding
 from hetero_ssfl.runs.folder import RunFolder
@@ -51,7 +56,25 @@ def test_compare_shows_the_difference_for_people_and_machines(finished: Path, tm
     rows = json.loads(shown)["rows"]
     assert [round(row["difference_to_first"], 6) for row in rows] == [0, 7]
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert "+7.0" in call("compare", finished, other)[1]
+    assert "+7.0" in call("compare", finished, other, "--csv", tmp_path / "t.csv")[1]
+    assert "+7.0" in (tmp_path / "t.csv").read_text()
+
+
+def test_curves_per_round_as_a_table_and_a_plot(finished: Path, tmp_path: Path, call: Call) -> None:
+    target = tmp_path / "curves.csv"
+    code, shown, _ = call("compare", finished, "--rounds", "--metric", "knn_all", "--json", "--csv", target)
+    assert code == 0
+    (curve,) = json.loads(shown)["curves"]
+    events = [e.to_json() for e in RunFolder(finished).events()]
+    expected = {e["round"]: e["mean"]["knn_all"] for e in events if e.get("split") == "validation" and "round" in e}
+    assert {int(at): value for at, value in curve.items()} == expected
+    assert len(target.read_text().splitlines()) == 1 + len(expected) > 2
+    figure = Run.open(finished).plot(tmp_path / "curves.png", "knn_all")
+    losses, accuracies = figure.axes
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert len(losses.lines) == len(Run.open(finished).clients)
+    assert np.array_equal(accuracies.lines[0].get_xdata(), sorted(expected))
+    assert all(float(tick).is_integer() for tick in losses.get_xticks())
 
 
 def test_evaluate_reproduces_the_recorded_figures_and_can_compute_others(finished: Path, call: Call) -> None:
@@ -71,7 +94,7 @@ def test_interrupting_before_training_says_that_nothing_was_written(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt  # as SIGTERM does
 
-    monkeypatch.setattr("hetero_ssfl.config.load_config", stop)
+    monkeypatch.setattr("hetero_ssfl.cli.commands.load_config", stop)
     code, _, said = call("run", "smoke", "--run-dir", tmp_path / "run")
     assert (code, "Interrupted before training began; nothing was written." in said) == (130, True)
 
@@ -115,6 +138,27 @@ def test_check_machine_lists_what_is_available_and_missing(call: Call, monkeypat
         assert by_name["instructions"]["ok"]
         assert "AVX2" in by_name["instructions"]["text"]
         assert "hetero-ssfl guards against it" in by_name["instructions"]["text"]
+
+
+def test_versions_that_were_not_tested_are_named_with_those_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    assert {name: pinned[name] for name in machine.TESTED} == machine.TESTED
+    monkeypatch.setattr(machine, "_version", lambda name: "99.1+cu13" if name == "torch" else pinned[name])
+    found = {finding.what: finding for finding in machine.diagnose()}
+    assert found["flwr"].level == "ok"
+    assert found["torch"].level == "warning"
+    assert f"pip install torch=={pinned['torch']}" in found["torch"].text
+
+
+def test_an_extra_is_installed_beside_the_torch_that_is_here() -> None:
+    assert f"torch=={torch.__version__.partition('+')[0]}" in install_command("timm")
+
+
+def test_the_counter_of_operations_is_imported_only_where_it_is_used() -> None:
+    """torch.utils.flop_counter imports triton, which leaves many lines when a process ends."""
+    program = "import sys, hetero_ssfl.federation.start; print('torch.utils.flop_counter' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_remedies_with_brackets_are_printed_completely(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +219,8 @@ def test_the_demo_makes_a_table_and_a_picture(tmp_path: Path, call: Call) -> Non
     for word in ("resnet14", "mobilenet", "vit", "alone", "together", "untrained", "mean ± sd"):
         assert word in shown
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 20_000
+    assert "together" in (tmp_path / "demo" / "report.html").read_text()
+    assert str(tmp_path / "demo" / "report.html") in "".join(shown.splitlines())
     _, again, _ = call("demo", *quick, "--run-dir", tmp_path / "demo", "--json")
     assert len(json.loads(again)["rows"]) == 5
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.blocks import ROOT, blocks_of
+from helpers.blocks import ROOT, blocks_of, shortened
 from helpers.commands import PROGRAM
 from helpers.photographs import write_photographs
 from hetero_ssfl import Run, RunFolder
@@ -48,8 +48,9 @@ def output(*command: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_in_python(place: Path) -> None:
+def test_in_python(place: Path, call: Call) -> None:
     script = next(b.text for b in blocks_of(ROOT / "README.md") if b.language == "python" and not b.file)
+    script = shortened(script)
     killed_after("round 1/3", [sys.executable, "-c", script])
     again = output(sys.executable, "-c", script)
     assert "continuing after round 1 of 3" in again
@@ -64,6 +65,9 @@ def test_in_python(place: Path) -> None:
     with pytest.raises(RunError, match="'given:small' is a Python object that does not exist in this process"):
         run.encoder(1)
     assert "hospital-b is missing" in run.report("report.html").read_text()
+    assert call("neighbours", "runs/hospitals", "-o", "neighbours.html")[0] == 0
+    page = Path("neighbours.html").read_text()
+    assert ("hospital-a, " in page, "hospital-b, " in page) == (True, False)
     with pytest.raises(RunError, match=r"the encoder of hospital-b \('small'\)\. Call there: federate\("):
         run.more(rounds=4)
 
@@ -84,4 +88,4 @@ def test_on_the_command_line(place: Path, call: Call, monkeypatch: pytest.Monkey
     next((place / "images").iterdir()).unlink()
     code, _, said = call("run", "--resume", "runs/mine", "--rounds", "5")
     assert code == 2
-    assert "the images of 'images' have changed since the run in 'runs/mine' began: 1 removed (IMG_3" in said
+    assert "the images of 'images' have changed since the run in 'runs/mine' began: 1 removed (such as IMG_3" in said

@@ -141,7 +141,9 @@ def test_error_for_an_unknown_key_names_the_nearest_key(override, key, nearest):
 
 
 def test_error_for_an_unknown_key_without_a_near_one_lists_all_keys():
-    assert refusal("partition.zzz=1").endswith("expected one of kind, classes_per_client, alpha, shards_per_client.")
+    assert refusal("partition.zzz=1").endswith(
+        "expected one of kind, classes_per_client, alpha, shards_per_client, images."
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,3 +219,19 @@ def test_a_config_is_frozen():
         config.rounds = 3
     with pytest.raises(ValidationError):
         config.alignment.mu = 3
+
+
+@pytest.mark.parametrize(("images", "epochs"), [(20, 100), (300, 50), (1000, 14), (12_800, 1), (60_000, 1)])
+def test_a_round_has_about_as_many_steps_for_few_images_as_for_many(images: int, epochs: int) -> None:
+    assert Config().epochs_of(images) == epochs
+    assert Config(local_epochs=3).epochs_of(images) == 3
+
+
+def test_a_method_brings_the_loss_it_is_defined_with_unless_the_config_has_another() -> None:
+    assert parse_config("", []).ssl.kind == "simclr"
+    assert parse_config("", ["method=fedema"]).ssl.kind == "byol"
+    assert parse_config("", ["method=fedema", "ssl.projector=[8, 4]"]).ssl.kind == "byol"
+    assert parse_config("", ["method=fedsimsiam"]).ssl.kind == "simsiam"
+    assert parse_config("", ["method=fedema", "ssl.kind=vicreg"]).ssl.kind == "vicreg"
+    assert not parse_config("", ["method=fedavg"]).rad.in_ssl
+    assert parse_config("", ["method=fedavg", "rad.in_ssl=true"]).rad.in_ssl

@@ -94,7 +94,7 @@ def test_an_image_folder_gives_its_pixels_and_classes(tmp_path):
     assert got.pixels.dtype == torch.uint8
     assert torch.equal(got.pixels, expected([0, 2, 1, 3]))  # by class, then by name
     assert labels_of(got).tolist() == [0, 0, 1, 1]
-    assert (got.classes, got.skipped, len(got)) == (("cat", "dog"), 0, 4)
+    assert (got.classes, len(got.skipped), len(got)) == (("cat", "dog"), 0, 4)
 
 
 def test_labels_are_optional(tmp_path):
@@ -129,10 +129,10 @@ def test_other_columns_are_found_by_name(tmp_path):
 def test_an_error_about_a_missing_column_lists_the_existing_ones(tmp_path):
     source = parquet(tmp_path / "set", image="x", label="y")
     message = refusal(source)
-    assert "no image column among ['x', 'y']" in message
+    assert "has the columns x, y, expected image or img" in message
     assert "data.image_column" in message
     message = refusal(source, image_column="x", label_column="z")
-    assert "no label column among ['x', 'y'], expected z" in message
+    assert "no label column 'z'" in message
     assert "data.label_column" in message
 
 
@@ -202,16 +202,14 @@ def test_a_side_resizes_and_crops_to_the_centre(tmp_path):
     assert (got.pixels[0, :, :, 4:] == 255).all()
 
 
-def test_mixed_sizes_are_refused_or_skipped(tmp_path):
+@pytest.mark.parametrize("on_bad_image", ["error", "skip"])
+def test_mixed_sizes_ask_for_a_side_and_are_never_skipped(tmp_path, on_bad_image):
     source = folder(tmp_path / "set", [png(0), png(1), png(2, 9, 9), png(3)])
-    message = refusal(source)
+    message = refusal(source, on_bad_image=on_bad_image)
     assert "image 1 (train/cat/02.png) of" in message
     assert "is 9x9 pixels, but the first is 8x8. Set data.side, for example 32, to crop and resize all" in message
     assert "skip" not in message
     assert "epair" not in message
-    got = load(source, on_bad_image="skip")
-    assert torch.equal(got.pixels, expected([0, 1, 3]))
-    assert (labels_of(got).tolist(), got.skipped) == ([0, 1, 1], 1)
 
 
 @pytest.mark.parametrize("broken", [b"", b"no image", png(2)[:100]], ids=["empty", "text", "cut off"])
@@ -222,7 +220,7 @@ def test_a_broken_image_is_refused_by_number_or_skipped(tmp_path, broken):
     assert "data.on_bad_image = 'skip'" in message
     got = load(source, on_bad_image="skip")
     assert torch.equal(got.pixels, expected([0, 1, 3]))
-    assert (labels_of(got).tolist(), got.skipped) == ([0, 1, 1], 1)
+    assert (labels_of(got).tolist(), len(got.skipped)) == ([0, 1, 1], 1)
 
 
 def test_a_folder_of_only_broken_images_is_refused(tmp_path):
@@ -269,10 +267,7 @@ def hub(tmp_path, monkeypatch):
     huggingface_hub.set_client_factory(default_client_factory)
 
 
-@pytest.mark.parametrize(
-    ("status", "reason"),
-    [(0, r"cannot be reached \(ConnectError\)"), (404, "has no data set of this name"), (503, "with status 503")],
-)
+@pytest.mark.parametrize(("status", "reason"), [(0, "ConnectError"), (404, "HfHubHTTPError")])
 def test_a_path_that_may_be_a_hub_id_takes_one_request(hub, monkeypatch, status, reason):
     requests = hub(status)
     monkeypatch.setattr("datasets.load_dataset", lambda *_: pytest.fail("it repeats its requests for half a minute"))
@@ -280,12 +275,12 @@ def test_a_path_that_may_be_a_hub_id_takes_one_request(hub, monkeypatch, status,
     assert re.search(f"no file or folder 'photos/holiday' here, and the Hugging Face hub .*{reason}", message)
     assert "Correct the path, or check the id" in message
     assert requests == ["/api/datasets/photos/holiday"]
-    assert "does not allow such a name" in refusal("my photos/holiday 1")
+    assert "HFValidationError" in refusal("my photos/holiday 1")
     assert len(requests) == 1
     if not status:
         monkeypatch.delenv("HETERO_SSFL_DATA", raising=False)
         assert "no file or folder 'cifar10' here" in (message := refusal("cifar10"))
-        assert "Put the data set into a folder 'cifar10' under HETERO_SSFL_DATA" in message
+        assert "Put it into a folder 'cifar10' under HETERO_SSFL_DATA" in message
 
 
 def test_a_data_set_that_was_downloaded_before_needs_no_request(hub, tmp_path, monkeypatch):
@@ -347,7 +342,7 @@ def test_a_row_without_an_image_counts_as_broken(tmp_path):
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "set")
     got = load(tmp_path / "set", on_bad_image="skip")
     assert torch.equal(got.pixels, expected([0, 2]))
-    assert got.skipped == 1
+    assert len(got.skipped) == 1
     assert "image 1 of" in refusal(tmp_path / "set")
 
 
@@ -360,7 +355,7 @@ def test_images_that_are_not_square_are_refused(tmp_path):
 def test_links_to_folders_are_named(tmp_path):
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "pets").symlink_to(folder(tmp_path / "set", [png(0), png(1)]))
-    assert "only symbolic links to folders such as pets, which are not followed" in refusal(tmp_path / "links")
+    assert "links to folders are not followed" in refusal(tmp_path / "links")
 
 
 def test_sizes_are_read_from_the_headers_as_the_images_are_shown(tmp_path):
@@ -487,14 +482,14 @@ def test_a_subset_keeps_pixels_and_labels_together():
 
 def test_a_subset_keeps_the_number_of_unreadable_images_of_its_source(tmp_path):
     source = folder(tmp_path / "set", [png(0), png(1), b"broken"])
-    assert load(source, on_bad_image="skip").subset(torch.tensor([0])).skipped == 1
+    assert load(source, on_bad_image="skip").subset(torch.tensor([0])).skipped
 
 
 def test_unreadable_images_are_counted_once(tmp_path):
     for k in range(6):
         (tmp_path / f"{k}.png").write_bytes(png(k) if k else b"broken")
     splits: list[Subset] = ["train", "test"]
-    assert [load(tmp_path, split, on_bad_image="skip").skipped for split in splits] == [1, 0]
+    assert [len(load(tmp_path, split, on_bad_image="skip").skipped) for split in splits] == [1, 0]
 
 
 def test_a_digest_depends_on_pixels_order_and_shape():

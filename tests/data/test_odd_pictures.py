@@ -2,7 +2,9 @@
 
 import io
 import struct
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ from PIL import Image
 
 from hetero_ssfl.config import DataConfig
 from hetero_ssfl.data import load_images
-from hetero_ssfl.data.images import decode_image
+from hetero_ssfl.data.decoding import decode_image
 from hetero_ssfl.errors import DataError
+from hetero_ssfl.studies.describe import describe_data
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # about the files that are spoilt on purpose
 
@@ -36,21 +39,41 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
 )
 @pytest.mark.parametrize("channels", [None, 1, 3])
 def test_deep_grey_values_are_scaled_to_8_bits(data: bytes, channels: int | None) -> None:
-    found, count = decode_image(data, None, channels)
+    found = decode_image(data, None, channels)
+    count = len(found)
     assert count == (channels or 1)
     expected = (RAMP * 255)[None].repeat(count, 0)
     assert np.abs(found.astype(float) - expected).max() <= 1.0
 
 
+def test_scans_of_12_bits_are_refused_or_scaled_as_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read as 16 bits they would have 17 grey levels."""
+    monkeypatch.setenv("HETERO_SSFL_CACHE", str(tmp_path / "cache"))
+    for number in range(6):
+        place = tmp_path / "scans" / f"class-{number % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((np.roll(RAMP, number) * 4095).astype(np.uint16)).save(place / f"{number}.png")
+    source = str(tmp_path / "scans")
+    for read in (lambda: load_images(DataConfig(source=source), "train"), lambda: describe_data(source, [])):
+        with pytest.raises(DataError, match=r"values up to 4095 of 65535.*Set data\.bit_depth = 12, or 16"):
+            read()
+    assert describe_data(source, ["data.bit_depth=12"])["shape"] == [1, 8, 8]
+    values = {bits: load_images(DataConfig(source=source, bit_depth=bits), "all").pixels for bits in (12, 16)}
+    assert (int(values[12].max()), len(values[12].unique())) == (255, 64)
+    assert (int(values[16].max()), len(values[16].unique())) == (16, 17)
+    with pytest.raises(DataError, match="has values from 0 to 4095, expected 0 to 1023"):
+        load_images(DataConfig(source=source, bit_depth=10), "train")
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        (RAMP.astype(np.float32) * 300, "is a float image with values from 0 to 300, expected 0 to 1"),
-        (RAMP.astype(np.float32) - 0.5, "is a float image with values from -0.5 to 0.5"),
-        (np.full((8, 8), np.nan, np.float32), "is a float image with values from nan to nan"),
+        (RAMP.astype(np.float32) * 300, "has values from 0 to 300, expected 0 to 1"),
+        (RAMP.astype(np.float32) - 0.5, "has values from -0.5 to 0.5"),
+        (np.full((8, 8), np.nan, np.float32), "has values from nan to nan"),
         (
             (RAMP * 2**30).astype(np.int32),
-            "is an integer image with values from 0 to 1.07374e\\+09, expected 0 to 65535",
+            "has values from 0 to 1.07374e\\+09, expected 0 to 65535",
         ),
     ],
 )
@@ -66,10 +89,10 @@ def test_a_photograph_is_turned_upright() -> None:
     picture = Image.fromarray((RAMP * 255).astype(np.uint8))
     turned = Image.Exif()
     turned[0x0112] = 6  # the camera was held sideways: turn it by 90 degrees
-    found, _ = decode_image(encoded(picture, "PNG", exif=turned), None, 1)
-    upright, _ = decode_image(encoded(picture.transpose(Image.Transpose.ROTATE_270), "PNG"), None, 1)
+    found = decode_image(encoded(picture, "PNG", exif=turned), None, 1)
+    upright = decode_image(encoded(picture.transpose(Image.Transpose.ROTATE_270), "PNG"), None, 1)
     assert np.array_equal(found, upright)
-    assert not np.array_equal(found, decode_image(encoded(picture, "PNG"), None, 1)[0])
+    assert not np.array_equal(found, decode_image(encoded(picture, "PNG"), None, 1))
 
 
 def bomb(width: int, height: int) -> bytes:
@@ -98,7 +121,7 @@ def test_a_picture_from_nowhere_is_one_sentence_or_is_skipped(data: bytes, tmp_p
     with pytest.raises(DataError, match=r"image 1 \(b\.png\)"):
         load_images(DataConfig(source=str(tmp_path)), "train")
     kept = load_images(DataConfig(source=str(tmp_path), on_bad_image="skip"), "train")
-    assert (len(kept), kept.skipped) == (1, 1)
+    assert (len(kept), len(kept.skipped)) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP"])
@@ -113,3 +136,32 @@ def test_no_flipped_or_cut_bytes_raise_anything_but_our_error(kind: str, tmp_pat
         (tmp_path / f"b.{kind.lower()}").write_bytes(bytes(spoilt[: rng.integers(1, len(good) + 1)]))
         config = DataConfig(source=str(tmp_path), on_bad_image="skip", side=8 + number % 2)
         assert 1 <= len(load_images(config, "train")) <= 2
+
+
+def test_an_avif_photo_is_an_image_beside_others(tmp_path: Path) -> None:
+    photo = Image.fromarray((RAMP * 255).astype(np.uint8)).convert("RGB")
+    photo.save(tmp_path / "a.avif")
+    photo.save(tmp_path / "b.jpg")
+    assert len(load_images(DataConfig(source=str(tmp_path)), "train")) == 2
+
+
+@pytest.mark.skipif(find_spec("pillow_heif") is not None, reason="pillow-heif is installed")
+@pytest.mark.parametrize("on_bad_image", ["error", "skip"])
+def test_a_heic_photo_names_the_missing_package_and_is_never_skipped(
+    tmp_path: Path, on_bad_image: Literal["error", "skip"]
+) -> None:
+    Image.fromarray((RAMP * 255).astype(np.uint8)).save(tmp_path / "b.png")
+    (tmp_path / "a.HEIC").write_bytes(struct.pack(">I", 24) + b"ftypheic" + b"\0" * 12)
+    with pytest.raises(DataError, match=r"image 0 \(a\.HEIC\).*HEIC.*pip install 'hetero-ssfl\[heic\]'"):
+        load_images(DataConfig(source=str(tmp_path), on_bad_image=on_bad_image), "train")
+
+
+def test_what_was_skipped_is_listed_with_its_reason_also_from_the_cache(tmp_path: Path) -> None:
+    photo = Image.fromarray((RAMP * 255).astype(np.uint8))
+    photo.save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"torn")
+    Image.fromarray(RAMP.astype(np.float32) * 300).save(tmp_path / "c.tif")
+    for _ in range(2):
+        skipped = load_images(DataConfig(source=str(tmp_path), on_bad_image="skip"), "train").skipped
+        assert [(one.source, one.image) for one in skipped] == [(str(tmp_path), "b.png"), (str(tmp_path), "c.tif")]
+        assert "values from 0 to 300" in skipped[1].reason

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hetero_ssfl.config import ViewsConfig
-from hetero_ssfl.data import random_view, to_input, views
+from hetero_ssfl.data import random_view, ten_crop, to_input, views
 from hetero_ssfl.seeding import rng_for
 
 OFF = {"crop": (1.0, 1.0), "flip": 0.0, "jitter": 0.0, "grayscale": 0.0}
@@ -272,3 +272,22 @@ def test_solarize_inverts_the_bright_half():
     brightness = pixels.double() / 255
     wanted = torch.where(pixels >= 128, 1 - brightness, brightness)
     assert torch.allclose(in_unit_range(view(pixels, solarize=1.0)).double(), wanted, atol=1e-6)
+
+
+def test_ten_crops_are_the_image_its_corners_and_their_mirror_images():
+    pixels = torch.zeros(1, 1, 32, 32, dtype=torch.uint8)
+    pixels[..., :6, :6] = 255  # only the crop of the corner above left has it
+    crops = [crop.mean() for crop in ten_crop(to_input(pixels), ViewsConfig(crop=(0.2, 1.0), flip=0.0))]
+    bright, dark = (float(to_input(torch.full((1, 1, 1, 1), value, dtype=torch.uint8))) for value in (255, 0))
+    expected = [dark + (bright - dark) * share for share in ((6 / 32) ** 2, (6 / 26) ** 2, 0, 0, 0)]
+    assert [float(crop) for crop in crops] == pytest.approx(expected, abs=0.01)
+
+
+def test_crops_are_those_that_random_views_can_have():
+    pixels = torch.randint(0, 256, (2, 3, 9, 9), dtype=torch.uint8, generator=rng_for(0))
+    whole = to_input(pixels)
+    assert [crop.tolist() for crop in ten_crop(whole, ViewsConfig(crop=(1.0, 1.0), flip=0.0))] == [whole.tolist()]
+    mirrored = ten_crop(whole, ViewsConfig(crop=(1.0, 1.0), flip=0.5))
+    assert [crop.tolist() for crop in mirrored] == [whole.tolist(), whole.flip(3).tolist()]
+    assert len(ten_crop(whole, ViewsConfig(crop=(0.2, 1.0), flip=0.5))) == 10
+    assert len(ten_crop(whole, ViewsConfig(function="operator:itemgetter"))) == 1

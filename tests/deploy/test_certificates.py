@@ -55,7 +55,7 @@ def test_a_revoked_node_is_in_the_list_with_all_its_certificates(it: Deployment)
 def test_revoking_says_what_to_do_on_the_server(it: Deployment) -> None:
     shown = CliRunner().invoke(app, ["deploy", "revoke", str(it.folder), "node-2"])
     assert shown.exit_code == 0
-    assert "node-2: 1 certificate revoked" in shown.stdout
+    assert "node-2: revoked certificates: 1" in shown.stdout
     assert "server/reload-proxy.sh" in shown.stdout
     assert "supernode unregister" in shown.stdout
     assert "was revoked before" in CliRunner().invoke(app, ["deploy", "revoke", str(it.folder), "node-2"]).stdout

@@ -156,7 +156,7 @@ def test_only_the_proxy_listens_to_other_machines(host: str, loopback: str, port
 
 def test_a_deployment_is_read_as_it_was_written(made: Deployment) -> None:
     assert Deployment.load(made.folder) == made
-    with pytest.raises(ConfigError, match="is not a deployment folder"):
+    with pytest.raises(ConfigError, match="is not a deployment"):
         Deployment.load(made.folder / "server")
 
 
@@ -168,7 +168,11 @@ def test_the_demo_needs_no_images(tmp_path: Path) -> None:
 
 def test_nodes_have_the_names_that_were_given(tmp_path: Path) -> None:
     made = ["deploy", "init", str(tmp_path / "fl"), "--names"]
-    for wrong, why in (("a,b,a", "has 'a' twice"), ("a,", "'' is not the name"), ("../a", "'../a' is not the name")):
+    for wrong, why in (
+        ("a,b,a", "'a,b,a' has a name twice"),
+        ("a,", "'' is not the name"),
+        ("../a", "'../a' is not the name"),
+    ):
         assert why in str(CliRunner().invoke(app, [*made, wrong]).exception)
     assert "2 names, but --nodes is 3" in str(CliRunner().invoke(app, [*made, "a,b", "--nodes", "3"]).exception)
     assert CliRunner().invoke(app, [*made, "seaside, city"]).exit_code == 0

@@ -21,8 +21,7 @@ from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy import layout, local, pki
 from hetero_ssfl.deploy.check_machine import free_ports
 from hetero_ssfl.deploy.layout import Deployment
-from hetero_ssfl.deploy.local import LocalDeployment, free_port
-from hetero_ssfl.deploy.watch import RunWatch
+from hetero_ssfl.deploy.local import LocalDeployment, RunWatch, free_port
 from hetero_ssfl.deploy.write import initialise
 from hetero_ssfl.errors import RunError
 from hetero_ssfl.report.progress import RunView

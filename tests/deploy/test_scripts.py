@@ -1,7 +1,9 @@
 """The scripts that `init` writes, with substitutes for Flower's programs and nginx."""
 
+import contextlib
 import os
 import shutil
+import signal
 import stat
 import subprocess
 from pathlib import Path
@@ -61,6 +63,40 @@ def test_a_refused_node_retries_until_it_is_stopped(moved: Deployment, tmp_path:
     assert words[words.index("--node-config") + 1] == f'settings="{node}/node.toml"'
     for option, name in (("--root-certificates", "local.crt"), ("--auth-supernode-private-key", "node.key")):
         assert words[words.index(option) + 1] == str(node / name)
+
+
+def test_an_nginx_that_outlived_a_killed_script_is_ended_and_no_other(moved: Deployment, tmp_path: Path) -> None:
+    stand_in(tmp_path, "flower-supernode", "exec sleep 300")
+    stand_in(tmp_path, "nginx", "echo $$ > forwarder.pid; while :; do sleep 0.2; done")
+    node, other = moved.node("node-1"), moved.node("node-2")
+    file = node / "forwarder.pid"
+
+    def start(folder: Path) -> tuple["subprocess.Popen[bytes]", int]:
+        before = (folder / "forwarder.pid").read_text() if (folder / "forwarder.pid").exists() else ""
+        script = subprocess.Popen([folder / "start.sh"], env=environment(tmp_path), start_new_session=True)
+        pid = folder / "forwarder.pid"
+        until(lambda: pid.exists() and pid.read_text() not in ("", before))
+        return script, int(pid.read_text())
+
+    neighbour, unrelated = start(other)
+    script, orphan = start(node)
+    script.kill()
+    script.wait()
+    assert runs(orphan)
+    again, new = start(node)
+    until(lambda: not runs(orphan))
+    assert (runs(new), runs(unrelated)) == (True, True)
+    again.terminate()
+    again.wait(timeout=60)
+    file.write_text(str(unrelated))  # a number that now belongs to another program
+    last, _ = start(node)
+    assert runs(unrelated)
+    for process in (last, neighbour):
+        process.terminate()
+        process.wait(timeout=60)
+    for process in (script, again, last, neighbour):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_registering_twice_succeeds_but_a_refusal_fails(moved: Deployment, tmp_path: Path) -> None:

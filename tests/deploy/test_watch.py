@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hetero_ssfl.deploy.watch import RunWatch
+from hetero_ssfl.deploy.local import RunWatch
 from hetero_ssfl.runs.events import Event, Started, Warned
 from hetero_ssfl.runs.files import write_json
 

@@ -32,7 +32,7 @@ def test_the_command_prints_a_setting_a_section_and_all(call: Call) -> None:
     _, shown, _ = call("list", "settings", "optim.batch")
     assert shown.splitlines() == ["optim.batch = 128", "Images per step.", "values: a whole number at least 2"]
     found = json.loads(call("list", "settings", "alignment", "--json")[1])["settings"]
-    assert {"key": "alignment.mu", "default": "4.0", "values": "a number at least 0"}.items() <= found[0].items()
+    assert {"key": "alignment.mu", "default": "1.0", "values": "a number at least 0"}.items() <= found[0].items()
     assert len(found) < len(json.loads(call("list", "settings", "--json")[1])["settings"]) == len(all_settings())
     assert json.loads(call("list", "settings", "ssl.kind", "--json")[1])["settings"][0]["values"].startswith(
         '"byol", "simsiam"'

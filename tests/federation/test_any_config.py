@@ -89,7 +89,7 @@ def within_limits(participant: Any) -> None:
     parameters = sum(p.numel() for p in learner.parameters())
     assert 4 * 3 * parameters < 200 * 2**20  # weights, gradients and momentum
     assert 4 * 2 * parameters < 20 * 2**20  # two states on disk
-    steps = max(1, 32 // config.optim.batch) * config.local_epochs
+    steps = max(1, 32 // config.optim.batch) * config.epochs_of(32)
     assert steps * 2e-3 < 2  # no step of these networks takes less than 2 ms
     assert config.evaluation.epochs * max(1, 32 // config.evaluation.batch) * 1e-4 < 2
     assert config.alignment.memory * 16 * 4 < 200 * 2**20

@@ -121,17 +121,14 @@ def test_only_known_images_are_evaluated(owner: Owner, split: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("# " + "x" * 300_000, "the config from the server has 293 KB, the limit is 64 KB"),
+        ("# " + "x" * 300_000, "the server's config has 293 KB, the limit is 64 KB"),
         (f"name = '{'x' * 300_000}'", "the limit is 64 KB"),
         ("seed = " + "[\n" * 10_000, "nested too deeply"),
         ("a." * 20_000 + "b = 1", "a line of 40,005 characters, expected at most 1000"),
         ("a." * 400 + "b = 1", "unknown key 'a'"),
         (f"rounds = '{'x' * 900}'", "rounds = 'xxx"),
         (f"{'x' * 900} = 1", "unknown key 'xxx"),
-        (
-            "rad.size = 24\nseed = 9999999999999999999999",
-            "clinic was asked for seed = 999999999999..., expected at most",
-        ),
+        ("rad.size = 24\nseed = 9999999999999999999999", "asked for the number 999999999999..., expected at most"),
     ],
     ids=["comments", "a long name", "nested", "a long line", "dotted", "a long value", "a long key", "a large number"],
 )
@@ -161,6 +158,15 @@ def test_a_later_round_does_not_lock_a_node_out_of_its_real_one(owner: Owner) ->
     assert [f for f in owner.files() if "round" in f][-1].endswith("round-000004.safetensors")
 
 
+def test_epochs_that_are_fitted_to_the_steps_are_limited_as_they_would_be_trained(tmp_path: Path) -> None:
+    owner = Owner(tmp_path, "local_epochs = 9")
+    fitted = {"local_epochs": None, "local_steps": 40}
+    alone = tiny("rad.in_ssl=false").model_copy(update=fitted)  # 32 images in batches of 8
+    assert "local_epochs = 10, its limit is 9" in owner.refusal("train", alone, RAD)
+    with_rad = tiny("rad.in_ssl=true").model_copy(update=fitted)  # 24 images more
+    assert not owner.ask("train", with_rad, RAD).has_error()
+
+
 # --- what the server decides for itself only ---
 
 
@@ -186,7 +192,7 @@ def test_whatever_a_handler_raises_becomes_a_reply(owner: Owner, monkeypatch: py
     def broken(*_: object) -> None:
         raise ZeroDivisionError("x" * 5_000)
 
-    monkeypatch.setattr("hetero_ssfl.federation.client.app.header_of", broken)
+    monkeypatch.setattr("hetero_ssfl.federation.wire.header_of", broken)
     reason = owner.refusal("train", tiny())
     assert reason.startswith("code: its own code failed with ZeroDivisionError (fault")
     assert len(reason) <= 1000

@@ -70,9 +70,9 @@ def point_elsewhere(images: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (remove_one, "began: 1 removed (sky/IMG_00000.jpg). Restore them"),
-        (remove_one_and_add_two, "1 removed (sky/IMG_00000.jpg), 2 added (such as leaf/new-1.jpg)"),
-        (change_one, "1 changed (sky/IMG_00000.jpg)"),
+        (remove_one, "began: 1 removed (such as sky/IMG_00000.jpg). Restore them"),
+        (remove_one_and_add_two, "1 removed (such as sky/IMG_00000.jpg), 2 added (such as leaf/new-1.jpg)"),
+        (change_one, "1 changed (such as sky/IMG_00000.jpg)"),
         (point_elsewhere, "60 removed (such as brick/IMG_00002.jpg), 60 added (such as brick/IMG_10002.jpg)"),
     ],
 )
@@ -119,7 +119,7 @@ def test_other_images_can_be_tested(place: Path, call: Call) -> None:
 def test_a_report_warns_of_changed_data(place: Path, call: Call, caplog: pytest.LogCaptureFixture) -> None:
     remove_one(place / "images")
     assert call("report", "run")[0] == 0
-    assert "the data of 'run' have changed since it began (1 removed (sky/IMG_00000.jpg))" in caplog.text
+    assert "the data of 'run' have changed since it began (1 removed (such as sky/IMG_00000.jpg))" in caplog.text
 
 
 def test_a_snapshot_reads_contents_only_of_files_that_look_different(

@@ -14,7 +14,7 @@ import torch
 from helpers.damage import DAMAGE, Killed, contents, damaged_copy, files_of, train
 from helpers.whole_runs import assert_same, everything
 from hetero_ssfl.errors import RunError
-from hetero_ssfl.federation.continuing import continue_with
+from hetero_ssfl.federation.start import continue_with
 from hetero_ssfl.runs.check import check_run
 from hetero_ssfl.runs.events import Event, Warned
 from hetero_ssfl.runs.folder import RunFolder

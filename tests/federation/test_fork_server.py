@@ -102,7 +102,7 @@ def test_workers_get_the_current_environment(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("HETERO_SSFL_DATA", str(tmp_path / str(images)))
         folder = RunFolder(tmp_path / f"run-{images}")
         fourth_image = {"client-000": torch.tensor([3])}
-        Setup(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), {}, fourth_image).write(folder, "simulated")
+        Setup(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), {}, {"split": fourth_image}).write(folder, "simulated")
         folder.write_config(config)
         with WorkerGrid([{"number": 0, "run-dir": str(folder.path)}], workers=1, threads=1) as grid:
             message = grid.create_message(pack(fields=fields), "query", 2, "0")

@@ -28,6 +28,7 @@ from hetero_ssfl.federation.participants.node_settings import read_node
 from hetero_ssfl.federation.server.loop import Server
 from hetero_ssfl.federation.wire import arrays_of, fields_of, metrics_of, pack, read_update
 from hetero_ssfl.methods import Broadcast, ServerState, method_for
+from hetero_ssfl.methods.hetero import HeteroSSFL
 
 ROSTER = ("node-0", "node-1", "node-2")
 
@@ -137,7 +138,7 @@ class Stage:
         self.start = ServerState(-1, ROSTER)
         self.server.play(self.start, ROSTER)
         self.honest = {
-            name: read_update(self.replies[node].content, self.server.roster.header(0), name)
+            name: read_update(self.replies[node].content, name)
             for name, node in zip(ROSTER, (100, 101, 102), strict=True)
         }
         self.rig.grid.answer = self.answer  # type: ignore[method-assign]
@@ -266,25 +267,36 @@ def test_a_message_over_the_size_limit_is_refused(stage: Stage) -> None:
 # --- hostile messages to a client ---
 
 
+@pytest.mark.parametrize("distance", ["cka", "coordinates"])
 @pytest.mark.parametrize(
-    "arrays",
+    ("spoil", "reason"),
     [
-        {"factor": torch.full((24, 4), math.nan)},
-        {"factor": torch.zeros(23, 4)},
-        {"factor": torch.zeros(24, 600)},
-        {"factor": torch.zeros(24)},
-        {"factor": torch.zeros(24, 4, dtype=torch.long)},
-        {"other": torch.zeros(24, 4)},
+        (lambda sent: sent * math.nan, "not finite"),
+        (lambda sent: sent + 1e30, "with a value of 1e.30, expected at most 2"),
+        (lambda sent: sent - 3, "with a value of 3, expected at most 2"),
+        (lambda sent: sent[:23], "of shape"),
+        (lambda sent: sent.repeat(1, 99), "of shape"),
+        (lambda sent: sent[:, 0], "of shape"),
+        (lambda sent: sent.long(), "of type"),
+        (None, "'other', expected only"),
     ],
 )
-def test_a_client_refuses_an_invalid_consensus(stage: Stage, arrays: dict[str, Tensor]) -> None:
+def test_a_client_refuses_an_invalid_consensus(
+    stage: Stage, distance: str, spoil: Callable[[Tensor], Tensor] | None, reason: str
+) -> None:
     path = stage.rig.paths[0]
     rad = find_rad(read_node(path), stage.server.roster.rad_digest)
     assert rad is not None
-    participant = open_node(read_node(path), stage.rig.config, stage.server.roster.federation, rad)
-    client = ClientCache().get(participant, 0)
-    with pytest.raises(ProtocolError, match="the server sent"):
-        method_for(participant.config).check_broadcast(client, Broadcast(1, arrays))
+    alignment = stage.rig.config.alignment.model_copy(update={"distance": distance})
+    config = stage.rig.config.model_copy(update={"alignment": alignment})
+    participant = open_node(read_node(path), config, stage.server.roster.federation, rad)
+    client, method = ClientCache().get(participant, 0), method_for(participant.config)
+    assert isinstance(method, HeteroSSFL)
+    honest = torch.zeros(24, alignment.coordinates)
+    method.check_broadcast(client, Broadcast(1, {method.sends: honest}))
+    sent = {"other": honest} if spoil is None else {method.sends: spoil(honest)}
+    with pytest.raises(ProtocolError, match=f"the server sent .*{reason}"):
+        method.check_broadcast(client, Broadcast(1, sent))
 
 
 @pytest.mark.parametrize(
@@ -302,4 +314,4 @@ def test_a_client_refuses_a_message_with_an_invalid_header(stage: Stage, told: d
     reply = app(question, context)
     assert reply.has_error()
     assert reply.error.reason is not None
-    assert "the message names" in reply.error.reason
+    assert "is named" in reply.error.reason or "the message names" in reply.error.reason

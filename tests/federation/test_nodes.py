@@ -205,10 +205,24 @@ def test_a_second_node_with_the_same_name_is_refused(rig: Rig) -> None:
     assert len(folder.read_json("results.json")["clients"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("timeouts", "named"),
+    [((2, 0.2), r"engine\.join_timeout = 0\.2 s"), ((0.5, 60), r"engine\.round_timeout = 0\.5 s")],
+)
+def test_slow_nodes_are_told_from_nodes_that_are_not_connected(
+    tmp_path: Path, timeouts: tuple[float, float], named: str
+) -> None:
+    rig = Rig(tmp_path, f"engine.round_timeout={timeouts[0]}", f"engine.join_timeout={timeouts[1]}")
+    rig.grid.nodes.pop(102)
+    rig.grid.tamper |= dict.fromkeys((100, 101), lambda *_: None)
+    with pytest.raises(RunError, match=rf"only 0 of 3 .*2 connected nodes .*{named}.*1 nodes are not connected"):
+        rig.run()
+
+
 def test_too_few_nodes_end_the_run_and_the_error_tells_how_to_continue(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "engine.min_replies=2", "engine.round_timeout=1")
     rig.at["round", 1] = rig.grid.nodes.clear
-    with pytest.raises(RunError, match=r"only 0 nodes are connected, expected at least 2.*run\.sh"):
+    with pytest.raises(RunError, match=r"only 0 of 2 nodes .*2 nodes are not connected.*run\.sh"):
         rig.run()
 
 
@@ -245,11 +259,23 @@ def test_a_resumed_run_does_not_wait_for_a_node_that_cannot_take_part(tmp_path: 
     assert folder.read_json("results.json")["absent"] == ["node-2"]
 
 
+def test_nodes_without_labels_are_asked_once_at_the_end(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "rounds=1", "evaluation.untrained=true", "evaluation.floors=true")
+    for path in rig.paths:
+        for image in (path.parent / "images").rglob("*.png"):
+            image.rename(path.parent / "images" / f"{image.parent.name}-{image.name}")
+        for folder in (path.parent / "images").glob("class-*/"):
+            folder.rmdir()
+    results = rig.run().read_json("results.json")
+    assert [message.metadata.dst_node_id for message in rig.sent("evaluate")] == [100, 101, 102]
+    assert (results["mean"], results["untrained"], results["floors"]) == ({}, {}, {})
+
+
 # --- limits of a node ---
 
 
 def test_weights_leave_only_if_the_node_allows_it(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, "method=fedbyol", encoders=ENCODERS[:1] * 2)
+    rig = Rig(tmp_path, "method=fedbyol", "ssl.kind=byol", encoders=ENCODERS[:1] * 2)
     with pytest.raises(RunError, match=r"node-0 does not send weights.*weights_may_leave"):
         rig.run()
     for path in rig.paths:

@@ -1,4 +1,4 @@
-"""What a node's faults tell the server: a code, a count and a sentence, but no names, paths or values of its data."""
+"""What a node's faults tell the server: a code and a sentence, but no names, paths or values of its data."""
 
 import json
 import re
@@ -32,8 +32,8 @@ def test_nothing_that_the_server_writes_names_a_nodes_files(tmp_path: Path) -> N
     rig.run()
     (reason,) = [e["excluded"] for e in lines(rig.folder) if "excluded" in e]
     found = re.fullmatch(
-        r"node-1 failed: data: its images cannot be used, 1 of them at least \(fault (\w{8}); the node's log has the "
-        r"details\) \(Flower error \d+\)\.",
+        r"node-1 failed: data: its images cannot be used \(fault (\w{8}); the node's log has the details\)"
+        r" \(Flower error \d+\)\.",
         reason,
     )
     assert found, reason

@@ -54,7 +54,7 @@ def test_floors_are_the_first_rows_of_tables(run: tuple[Result, list[Event]]) ->
     assert names[: len(FLOORS)] == list(FLOORS)
     rows = floor_rows([result], "linear_all")
     assert [row["run"] for row in rows] == list(FLOORS)
-    assert rows[0]["mean"] == pytest.approx(sum(result.floor(FLOORS[0], "linear_all")) / 3)
+    assert rows[0]["mean"] == pytest.approx(sum(result.scores("linear_all", FLOORS[0])) / 3)
     table = compare_table(compare_rows([result], "linear_all"), rows)
     assert list(table.columns[0].cells)[:1] == [FLOORS[0]]
 

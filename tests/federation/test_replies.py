@@ -43,8 +43,9 @@ def test_a_reply_is_on_disk_and_freed_before_the_next_is_read(
 
 
 def test_clients_that_are_sent_the_same_arrays_share_one_copy(tmp_path: Path) -> None:
-    for form, copies in (("", 1), ("alignment.leave_one_out=true", 3)):
-        rig = Rig(tmp_path / str(copies), *filter(None, [form]), encoders=("resnet8(width=4)",) * 3)
+    for others_only, copies in (("false", 1), ("true", 3)):
+        settings = ["alignment.distance=cka", f"alignment.leave_one_out={others_only}"]
+        rig = Rig(tmp_path / str(copies), *settings, encoders=("resnet8(width=4)",) * 3)
         server = Server(rig.grid, rig.folder, rig.config, rig.listen)
         server.roster.gather(None)
         state = server.play(ServerState(-1, NAMES), NAMES)

@@ -227,7 +227,7 @@ def test_a_claim_of_a_billion_images_does_not_outweigh_the_others(build: Callabl
 
 
 def test_a_claim_of_a_billion_images_does_not_replace_the_global_model(build: Callable[..., Rig]) -> None:
-    rig, sent = build("method=fedbyol", "rounds=1"), dict[int, dict[str, torch.Tensor]]()
+    rig, sent = build("method=fedbyol", "ssl.kind=byol", "rounds=1"), dict[int, dict[str, torch.Tensor]]()
 
     def keep(node: int, claim: bool) -> None:
         def remember(fields: dict[str, Any], arrays: dict[str, torch.Tensor]) -> Any:
@@ -264,7 +264,7 @@ NONSENSE: dict[str, Callable[[Message, Message], Message]] = {
 def test_a_nonsense_opening_does_not_block_a_run(
     build: Callable[..., Rig], nonsense: Callable[[Message, Message], Message]
 ) -> None:
-    rig = build("method=fedbyol", "rounds=1", "engine.min_replies=3")
+    rig = build("method=fedbyol", "ssl.kind=byol", "rounds=1", "engine.min_replies=3")
     rig.grid.tamper[100] = lambda question, reply: (
         nonsense(question, reply)
         if (question.metadata.message_type, fields_of(question.content)["round"]) == ("train", 0)
@@ -291,7 +291,13 @@ def test_an_evaluation_does_not_reveal_how_many_images_a_class_has(tmp_path: Pat
     found = []
     for third in (3, 12):  # number of images of one class, out of 39 and 48
         owner = Owner(tmp_path / f"{weights}-{third}", "weights_may_leave = true", labels=shares(third))
-        config = tiny("method=fedbyol", "optim.lr=1e-30", "evaluation.probes=['linear', 'knn']", "evaluation.epochs=50")
+        config = tiny(
+            "method=fedbyol",
+            "ssl.kind=byol",
+            "optim.lr=1e-30",
+            "evaluation.probes=['linear', 'knn', 'knn-flat']",
+            "evaluation.epochs=50",
+        )
         start = arrays_of(owner.ask("train", config, RAD, round=0).content)
         sent = {key: torch.zeros_like(value) for key, value in start.items()}
         if weights == "zero":
@@ -319,9 +325,9 @@ def test_figures_are_means_over_classes_in_whole_percent() -> None:
 def test_weights_of_a_server_are_evaluated_only_with_methods_that_average(tmp_path: Path) -> None:
     owner = Owner(tmp_path)
     reason = owner.refusal("evaluate", tiny(), RAD, arrays={"encoder.x": torch.zeros(1)})
-    assert "was asked to evaluate weights of the server, but method 'hetero-ssfl' has no global model" in reason
+    assert "a global model, but method 'hetero-ssfl' has none" in reason
     owner = Owner(tmp_path / "averages", "weights_may_leave = true")
-    config = tiny("method=fedbyol")
+    config = tiny("method=fedbyol", "ssl.kind=byol")
     bad = {"encoder.x": torch.full((1,), torch.nan)}
     assert "not finite" in owner.refusal("evaluate", config, RAD, arrays=bad)
     assert "does not fit" in owner.refusal("evaluate", config, RAD, arrays={"encoder.x": torch.zeros(1)})

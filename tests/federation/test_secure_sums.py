@@ -3,6 +3,7 @@ a client refuses."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,13 @@ from hetero_ssfl.federation.participants.node_rad import find_rad
 from hetero_ssfl.federation.participants.node_settings import read_node
 from hetero_ssfl.federation.server.loop import Server
 from hetero_ssfl.federation.start import start
-from hetero_ssfl.federation.wire import arrays_of, fields_of, texts_of, with_lists
-from hetero_ssfl.federation.wire_sums import new_session, roster_of, with_roster
+from hetero_ssfl.federation.wire import arrays_of, fields_of, roster_of, texts_of, with_lists, with_roster
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import Broadcast, ServerState, Update, method_for
 from hetero_ssfl.methods.capabilities import SecureSums
-from hetero_ssfl.privacy.sums import MIN_PARTICIPANTS, advertise, fingerprint
-from hetero_ssfl.privacy.sums.keys import PublicKeys
+from hetero_ssfl.privacy.sums.client import advertise
+from hetero_ssfl.privacy.sums.keys import PublicKeys, fingerprint
+from hetero_ssfl.privacy.sums.rules import MIN_PARTICIPANTS, Session
 from hetero_ssfl.runs.events import RoundDone
 from hetero_ssfl.runs.files import write_json
 
@@ -63,9 +64,7 @@ class Stage:
     def reset(self) -> None:
         """Forget all that nodes, grid and server remember of earlier plays."""
         for node in range(5):
-            for name in ("secure-sums.json", "privacy-*.json"):
-                for file in (self.rig.root / f"node-{node}").rglob(name):
-                    file.unlink()
+            (self.rig.root / f"node-{node}" / "state" / f"privacy-node-{node}.json").unlink(missing_ok=True)
         self.rig.grid.states.clear()
         self.rig.grid.tamper.clear()
         self.rig.grid.sent.clear()
@@ -90,7 +89,7 @@ class Stage:
 
     def silence(self, name: str, kind: str) -> None:
         """Let nothing arrive from a node from one kind of message on, as if it had been killed."""
-        kinds = ["query.keys", "query.shares", "train", "query.unmask"]
+        kinds = ["query.keys", "query.shares", "train", "query.confirm", "query.unmask"]
         late = kinds[kinds.index(kind) :]
         number = 100 + int(name[-1])
         self.rig.grid.tamper[number] = lambda asked, reply: None if asked.metadata.message_type in late else reply
@@ -143,18 +142,19 @@ def test_the_consensus_is_that_of_the_plain_sketches(stage: Stage) -> None:
     assert stage.done()["effective_rank"] == pytest.approx(sum(ranks) / 5, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["query.keys", "query.shares", "train", "query.unmask"])
+@pytest.mark.parametrize("kind", ["query.keys", "query.shares", "train", "query.confirm", "query.unmask"])
 def test_one_of_five_may_be_killed_in_any_phase(stage: Stage, kind: str) -> None:
     stage.silence("node-2", kind)
     impatient(stage)
     state = stage.play()
-    assert same(state.shared["factor"], stage.expected(*(["node-2"] if kind != "query.unmask" else [])))
+    counted = kind in ("query.confirm", "query.unmask")  # its vector had arrived
+    assert same(state.shared["factor"], stage.expected(*([] if counted else ["node-2"])))
     excluded = [event["client"] for event in lines(stage.rig.folder) if "excluded" in event]
-    assert excluded == ([] if kind == "query.unmask" else ["node-2"])
+    assert excluded == ([] if counted else ["node-2"])
     assert any("node-2 did not reply in time" in text for text in stage.warnings())
 
 
-@pytest.mark.parametrize("kind", ["query.keys", "query.shares", "train", "query.unmask"])
+@pytest.mark.parametrize("kind", ["query.keys", "query.shares", "train", "query.confirm", "query.unmask"])
 def test_with_too_few_the_round_is_given_up_and_nothing_is_unmasked(stage: Stage, kind: str) -> None:
     for name in NAMES[: 3 if kind == "query.keys" else 2]:
         stage.silence(name, kind)
@@ -265,7 +265,7 @@ def test_a_node_keeps_its_figures_and_no_secrets(stage: Stage) -> None:
 # --- crashes ---
 
 
-@pytest.mark.parametrize("kind", ["query.keys", "query.shares", "train", "query.unmask"])
+@pytest.mark.parametrize("kind", ["query.keys", "query.shares", "train", "query.confirm", "query.unmask"])
 def test_a_server_killed_in_any_phase_starts_the_round_again_with_new_keys(stage: Stage, kind: str) -> None:
     whole = stage.play().shared["factor"]
     stage.reset()
@@ -293,7 +293,7 @@ def test_a_repeated_round_is_not_unmasked_for_other_participants(stage: Stage) -
     impatient(stage)
     stage.rig.events.clear()
     assert stage.play().shared == {}
-    assert any("has revealed the sum of round 0 for other participants" in text for text in stage.warnings())
+    assert any("revealed the sum of round 0 for other participants" in text for text in stage.warnings())
     assert any("is given up: 0 participants revealed shares" in text for text in stage.warnings())
 
 
@@ -344,7 +344,7 @@ def relisted(message: Message, **lists: list[str]) -> None:
 
 
 def test_a_client_refuses_to_give_both_shares(altered: Callable[..., list[str]]) -> None:
-    (text,) = altered("query.unmask", lambda m: relisted(m, dropped=["node-3"]))
+    (text,) = altered("query.confirm", lambda m: relisted(m, dropped=["node-3"]))
     assert "the server asks node-1 for both shares of node-3" in text
 
 
@@ -365,9 +365,8 @@ def test_a_client_refuses_a_false_roster_and_repeated_keys(stage: Stage, altered
     (text,) = altered("query.shares", forge)
     assert "small order" in text
     stage.reset()
-    old = advertise(new_session(stage.server.roster.header(0)), "node-4")[1]
-    (place,) = {file.parent for file in (stage.rig.root / "node-1").rglob("figures.json")}
-    write_json(place / "secure-sums.json", {"seen": [fingerprint(old)], "revealed": {}})
+    old = advertise(Session(stage.server.roster.federation, 0, "0" * 32), "node-4")[1]
+    write_json(stage.rig.root / "node-1" / "state" / "privacy-node-1.json", {"seen": [fingerprint(old)]})
 
     def repeat(message: Message) -> None:
         roster = [old if keys.name == "node-4" else keys for keys in roster_of(message.content)]
@@ -388,8 +387,8 @@ def test_a_client_does_not_train_for_a_sum_that_it_would_not_mask(
 
 
 def test_names_that_would_be_paths_are_refused(altered: Callable[..., list[str]]) -> None:
-    (text,) = altered("query.unmask", lambda m: relisted(m, survivors=["../../etc/passwd"]))
-    assert "expected names of participants" in text
+    (text,) = altered("query.confirm", lambda m: relisted(m, survivors=["../../etc/passwd"]))
+    assert "must contain only names of participants" in text
 
 
 def test_a_client_refuses_the_phases_without_the_setting(stage: Stage) -> None:
@@ -412,7 +411,15 @@ def test_a_node_can_insist_on_secure_sums_and_on_many_participants(stage: Stage,
     plain = parse_config("", ["alignment.form=sketch"])
     with pytest.raises(ProtocolError, match="a takes part in secure sums only"):
         check_instruction(node, plain, 10)
-    check_instruction(node, parse_config("", ["alignment.form=sketch", "privacy.secure=true"]), 10)
+    for count, threshold, refused in (
+        (8, 0.7, "participants = 8, its limit is 9"),
+        (9, 0.6, "threshold = 0.6, its limit is 0.666667"),
+        (9, 0.7, ""),
+    ):
+        asked = ["alignment.form=sketch", "privacy.secure=true"]
+        config = parse_config("", [*asked, f"clients.count={count}", f"privacy.threshold={threshold}"])
+        with pytest.raises(ProtocolError, match=refused) if refused else nullcontext():
+            check_instruction(node, config, 10)
     settings = stage.rig.root / "node-3" / "node.toml"
     before = settings.read_text()
     settings.write_text(before + "[limits]\nparticipants = 9\n")
@@ -421,7 +428,7 @@ def test_a_node_can_insist_on_secure_sums_and_on_many_participants(stage: Stage,
     finally:
         settings.write_text(before)
     (event,) = [event for event in lines(stage.rig.folder) if "excluded" in event]
-    assert "a sum of 5 participants, expected at least 9" in event["excluded"]
+    assert "secure sums with participants = 5, its limit is 9" in event["excluded"]
 
 
 def test_nodes_with_registered_keys_recognise_each_other(stage: Stage) -> None:
@@ -467,9 +474,7 @@ def test_a_node_ends_at_its_privacy_budget(stage: Stage) -> None:
         settings.write_text(before)
     excluded = [event["excluded"] for event in lines(stage.rig.folder) if "excluded" in event]
     assert len(excluded) == 1
-    assert (
-        "node-3 has a privacy budget of epsilon = 1.8, and this round would raise what it has spent to 2" in excluded[0]
-    )
+    assert "node-3 has a privacy budget of epsilon = 1.8; this round would raise what it has spent to 2" in excluded[0]
 
 
 def test_a_node_with_a_budget_refuses_rounds_without_noise(stage: Stage, tmp_path: Path) -> None:
@@ -493,13 +498,13 @@ def test_a_node_with_a_budget_refuses_rounds_without_noise(stage: Stage, tmp_pat
 )
 def test_what_needs_summands_is_refused_with_the_config(setting: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=r"privacy\.secure = true does not allow") as caught:
-        parse_config("", ["privacy.secure=true", "alignment.form=sketch", setting])
+        parse_config("", ["privacy.secure=true", "alignment.form=sketch", "alignment.distance=cka", setting])
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_methods_that_need_each_reply_are_refused() -> None:
-    config = parse_config("", ["privacy.secure=true", "alignment.form=sketch", "method=fedbyol"])
+    config = parse_config("", ["privacy.secure=true", "alignment.form=sketch", "method=fedbyol", "ssl.kind=byol"])
     with pytest.raises(ConfigError, match="method 'fedbyol' needs each client's reply"):
         method_for(config)
     assert MIN_PARTICIPANTS == 3

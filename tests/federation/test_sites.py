@@ -19,13 +19,11 @@ from hetero_ssfl.federation.participants import (
     LocalSite,
     NodeConfig,
     NodeSite,
-    Request,
     Setup,
     open_site,
 )
 from hetero_ssfl.federation.participants.participant import Participant
 from hetero_ssfl.federation.start import open_run, prepare
-from hetero_ssfl.federation.wire import Header
 from hetero_ssfl.runs.files import save_tensors
 from hetero_ssfl.runs.folder import RunFolder, SiteKind, resume_command
 from hetero_ssfl.use.encoders import participants
@@ -94,16 +92,15 @@ def test_a_node_finds_its_participant_from_its_node_config(make, tmp_path: Path)
     folder = make(tmp_path)
     config, site = folder.read_config(), open_site(folder, to_train=True)
     process = ClientProcess()
-    request = Request(config, Header("0" * 32, 0, "0" * 64), rad_shape=(1, 8))
     for client, told in zip(site.clients(folder), json.loads(json.dumps(site.nodes(folder))), strict=True):  # as sent
         settings = process.settings(told)
         assert process.settings(told) is settings, "read once per process"
-        assert (settings or process.participant(told, request)).name == client.name
+        assert (settings or process.participant(told, config)).name == client.name
 
 
 def test_error_for_a_node_without_config_names_the_remedy() -> None:
     with pytest.raises(ProtocolError, match=r"node-config 'settings=\"node\.toml\"'"):
-        ClientProcess().participant({"partition-id": 0}, Request(tiny(), Header("", 0, "")))
+        ClientProcess().participant({"partition-id": 0}, tiny())
 
 
 def test_an_unknown_kind_of_site_is_refused(tmp_path: Path) -> None:
@@ -170,8 +167,8 @@ class FakeSite:
     def nodes(self, folder: RunFolder) -> list[NodeConfig]:
         return [{"number": k, "run-dir": str(folder.path)} for k in range(2)]
 
-    def participant(self, folder: RunFolder, number: int, request: Request) -> Participant:
-        name, config, own = f"fake-{number}", request.config, lambda *_: Images(RAD, None, ())
+    def participant(self, folder: RunFolder, number: int, config: Config) -> Participant:
+        name, own = f"fake-{number}", lambda *_: Images(RAD, None, ())
         folders = folder.states(name), folder.path / name
         return Participant(name, config, config.model_of(number), (number,), RAD, own, *folders, own, own)
 

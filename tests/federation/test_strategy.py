@@ -18,7 +18,7 @@ from hetero_ssfl.federation.wire import decode, encode
 from hetero_ssfl.seeding import rng_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_project.py"
-ALIGNMENT = AlignmentConfig(rad_batch=0)
+ALIGNMENT = AlignmentConfig(distance="cka", rad_batch=0)
 
 
 def sent_factor(*scope: int, rows: int = 12) -> Tensor:
@@ -83,7 +83,7 @@ def test_strategy_accepts_fedavgs_keys_and_refuses_unsupported_settings() -> Non
     arrays, _ = strategy.aggregate_train(1, [reply(8, sent_factor(8), key="kernel")])
     assert torch.allclose(kernel(arrays), mean(sent_factor(8)), atol=1e-6)
     for wrong in ({"form": "sketch"}, {"leave_one_out": True}):
-        with pytest.raises(ConfigError, match="own server"):
+        with pytest.raises(ConfigError, match="expected 'factor' and False"):
             HeteroSSFLStrategy(12, ALIGNMENT.model_copy(update=wrong))
 
 

@@ -48,3 +48,10 @@ def blocks_of(path: Path) -> list[Block]:
         code = textwrap.dedent(match["text"])
         found.append(Block(str(path.relative_to(ROOT)), line, match["language"], code, reason[1] if reason else None))
     return found
+
+
+def shortened(script: str) -> str:
+    """Return the README's script with two passes per round; the default, 100 steps, is for real data."""
+    settings = 'settings={"data.side": 32'
+    assert settings in script
+    return script.replace(settings, f'{settings}, "local_epochs": 2')

@@ -15,8 +15,7 @@ from helpers.federations import ENCODERS, write_federation
 from helpers.saved import lines, server_tensors
 from hetero_ssfl.config import load_config
 from hetero_ssfl.deploy.layout import Deployment
-from hetero_ssfl.deploy.local import LocalDeployment, free_port
-from hetero_ssfl.deploy.watch import RunWatch
+from hetero_ssfl.deploy.local import LocalDeployment, RunWatch, free_port
 from hetero_ssfl.deploy.write import initialise
 from hetero_ssfl.errors import RunError
 from hetero_ssfl.federation.start import start

@@ -14,7 +14,7 @@ from hetero_ssfl.config import Config, load_config
 from hetero_ssfl.data import digest
 from hetero_ssfl.federation.client.app import ClientProcess, client_app
 from hetero_ssfl.federation.engines.workers import RUN_ID, set_identity
-from hetero_ssfl.federation.wire import Scalar, decode, encode, pack, with_rad
+from hetero_ssfl.federation.wire import Scalar, decode, encode, pack
 
 from .federations import write_images, write_node
 
@@ -65,7 +65,7 @@ class Owner:
         content = pack(arrays, {**usual, "config": text, **fields})
         if rad is not None:
             pixels = rad if isinstance(rad, Array) else Array(sent.numpy())
-            content = with_rad(content, ArrayRecord({"pixels": pixels}))
+            content["rad"] = ArrayRecord({"pixels": pixels})
         set_identity(NODE)
         context = Context(RUN_ID, NODE, {"settings": str(self.settings)}, RecordDict(), {})
         return decode(encode(self.app(decode(encode(Message(content, NODE, kind))), context)))

@@ -6,19 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from hetero_ssfl.privacy.sums import (
-    ClientState,
-    Layout,
-    MaskedSum,
-    PublicKeys,
-    Rules,
-    Session,
-    Vector,
-    advertise,
-    mask,
-    reveal,
-    share,
-)
+from hetero_ssfl.privacy.sums.client import ClientState, advertise, confirm, mask, reveal, share
+from hetero_ssfl.privacy.sums.keys import PublicKeys
+from hetero_ssfl.privacy.sums.rules import Rules, Session
+from hetero_ssfl.privacy.sums.server import MaskedSum
+from hetero_ssfl.privacy.sums.vectors import Layout, Vector
 
 SESSION = Session("f" * 32, 1, "a" * 32)
 LAYOUT = Layout(3, 40, 32)
@@ -97,18 +89,20 @@ class Play:
                 self.view.append(("masked", name, masked.copy()))
                 self.server.add_masked(name, masked, masked.layout)
 
-    def unmask(self) -> Vector:
-        dropped = self.server.dropped()
+    def confirm(self) -> None:
+        dropped, survivors = self.server.dropped(), self.server.survivors
         for name in self.present(4):
-            if name in self.server.survivors:
-                shares = reveal(
-                    self.states.pop(name),
-                    self.session,
-                    self.server.survivors,
-                    dropped,
-                    self.server.sealed_for(name),
-                    self.rules,
-                )
+            if name in survivors:
+                self.states[name], tags = confirm(self.states[name], self.session, survivors, dropped, self.rules)
+                self.view.append(("confirm", name, tags))
+                self.server.add_tags(name, tags)
+
+    def unmask(self) -> Vector:
+        confirmed = self.server.confirmed()
+        for name in self.present(5):
+            if name in confirmed:
+                tags, sealed = self.server.tags_for(name), self.server.sealed_for(name)
+                shares = reveal(self.states.pop(name), self.session, tags, sealed, self.rules)
                 self.view.append(("unmask", name, shares))
                 self.server.add_revealed(name, shares)
         return self.server.total()
@@ -117,4 +111,5 @@ class Play:
         self.keys()
         self.share()
         self.mask()
+        self.confirm()
         return self.unmask()

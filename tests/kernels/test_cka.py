@@ -12,7 +12,7 @@ from hetero_ssfl.config import AlignmentConfig
 from hetero_ssfl.kernels.cka import centre, cka, cka_debiased, factor_cka, gram
 from hetero_ssfl.kernels.distance import alignment_distance, relational_kl
 
-LINEAR = AlignmentConfig()
+LINEAR = AlignmentConfig(distance="cka")
 
 
 def features(rows: int, width: int, seed: int) -> torch.Tensor:
@@ -108,7 +108,7 @@ def test_the_literal_formula_has_the_opposite_sign() -> None:
 @pytest.mark.parametrize("estimator", ["biased", "debiased"])
 @pytest.mark.parametrize("row_normalize", [True, False])
 def test_the_gradient_is_correct(kernel: str, estimator: Literal["biased", "debiased"], row_normalize: bool) -> None:
-    config = AlignmentConfig(kernel=kernel, estimator=estimator, row_normalize=row_normalize)
+    config = AlignmentConfig(distance="cka", kernel=kernel, estimator=estimator, row_normalize=row_normalize)
     live, consensus = features(8, 3, 0).requires_grad_(), features(8, 5, 1)
     assert torch.autograd.gradcheck(lambda z: alignment_distance(z, consensus, config), live)
 
@@ -183,7 +183,7 @@ def test_descending_the_distance_aligns_two_representations() -> None:
 def test_half_precision_features_do_not_overflow() -> None:
     z = (features(64, 128, 0) * 300).to(torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        distance = alignment_distance(z, z, AlignmentConfig(row_normalize=False))
+        distance = alignment_distance(z, z, AlignmentConfig(distance="cka", row_normalize=False))
     assert distance.dtype == torch.float32
     assert float(distance) == pytest.approx(0, abs=1e-4)
 

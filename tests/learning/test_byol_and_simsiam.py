@@ -44,7 +44,7 @@ def test_byol_sums_both_orders_of_the_views() -> None:
 
 def test_one_order_of_raw_outputs_is_the_loss_in_the_paper() -> None:
     """The loss is ||predictor(z_1) - t_2||^2."""
-    ssl = SslConfig(projector=(16, 8), predictor=16, normalize=False, symmetric=False)
+    ssl = SslConfig(kind="byol", projector=(16, 8), predictor=16, normalize=False, symmetric=False)
     net, (a, b) = (
         build_learner(ModelConfig(encoder="resnet8(width=4)"), ssl, 3, 16, seed=0),
         torch.randn(2, 8, 3, 16, 16),

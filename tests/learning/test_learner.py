@@ -7,7 +7,7 @@ from hetero_ssfl.config import ModelConfig, SslConfig, parse_config
 from hetero_ssfl.learning.learner import Learner, build_learner, count_parameters
 from hetero_ssfl.seeding import rng_for
 
-SSL = SslConfig(projector=(12, 6), predictor=10, ema=0.75)
+SSL = SslConfig(kind="byol", projector=(12, 6), predictor=10, ema=0.75)
 MODEL = ModelConfig(encoder="resnet8(width=4)")  # 16 wide
 
 

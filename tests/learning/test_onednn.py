@@ -24,7 +24,7 @@ from hetero_ssfl.config import ModelConfig, SslConfig
 from hetero_ssfl.learning.encoders import BUILTIN
 from hetero_ssfl.learning.learner import build_learner
 from hetero_ssfl.learning.losses import byol
-ssl = SslConfig(projector=(16, 8), predictor=16)
+ssl = SslConfig(kind="byol", projector=(16, 8), predictor=16)
 for name in BUILTIN:
     for width in (3, 4, 5, 6, 12, 20):
         options = f"width={width}, heads=1" if name == "vit" else f"width={width}"

@@ -84,7 +84,7 @@ def test_newton_schulz_brings_singular_values_near_one(shape: tuple[int, int]) -
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 def test_sgd_is_bit_identical_to_torch(momentum: float, decay: float) -> None:
-    config = OptimConfig(lr=0.01, momentum=momentum, weight_decay=decay)
+    config = OptimConfig(kind="sgd", lr=0.01, momentum=momentum, weight_decay=decay)
     ours, theirs = parameters(), parameters()
     known = torch.optim.SGD(theirs, lr=0.01, momentum=momentum, weight_decay=decay, foreach=True)
     for a, b in zip(steps(build_optimiser(ours, config), ours), steps(known, theirs), strict=True):
@@ -94,7 +94,7 @@ def test_sgd_is_bit_identical_to_torch(momentum: float, decay: float) -> None:
 def test_sgd_skips_parameters_without_gradient() -> None:
     used, idle = parameters()
     twin_used, twin_idle = parameters()
-    ours = build_optimiser([used, idle], OptimConfig(lr=0.01))
+    ours = build_optimiser([used, idle], OptimConfig(kind="sgd", lr=0.01, momentum=0.9, weight_decay=5e-4))
     theirs = torch.optim.SGD([twin_used, twin_idle], lr=0.01, momentum=0.9, weight_decay=5e-4, foreach=True)
     for trained in ([0], [0, 1], [1], [0, 1]):
         for optimiser, pair in ((ours, (used, idle)), (theirs, (twin_used, twin_idle))):
@@ -109,7 +109,8 @@ def test_training_does_not_import_torchs_compiler() -> None:
     """Importing it would take a second in every training process."""
     program = (
         "import sys, torch; from hetero_ssfl.config import OptimConfig; from hetero_ssfl.learning.optimisers import *\n"
-        "p = torch.nn.Parameter(torch.ones(2)); o = build_optimiser([p], OptimConfig()); p.sum().backward(); o.step()\n"
+        "p = torch.nn.Parameter(torch.ones(2)); o = build_optimiser([p], OptimConfig(kind='sgd'))\n"
+        "p.sum().backward(); o.step()\n"
         "assert float(p.detach()[0]) < 1; assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -9,7 +9,16 @@ from torch import nn
 from hetero_ssfl.config import EvaluationConfig
 from hetero_ssfl.kernels.cka import mutual_cka
 from hetero_ssfl.learning.features import extract_features
-from hetero_ssfl.learning.probes import Labeled, _fit, _fit_linear, few_labels, knn_probe, linear_probe, probe
+from hetero_ssfl.learning.probes import (
+    Labeled,
+    _fit,
+    _fit_linear,
+    few_labels,
+    flattened,
+    knn_probe,
+    linear_probe,
+    probe,
+)
 from hetero_ssfl.seeding import global_seed, rng_for
 
 CONFIG = EvaluationConfig(batch=32)  # enough steps for these small sets
@@ -32,6 +41,27 @@ def test_features_without_information_score_at_chance() -> None:
     scores = probe(blobs(300, 0, distance=0), blobs(600, 1, distance=0), CONFIG, seed=0)
     assert 20 < scores["linear"] < 47
     assert 20 < scores["knn"] < 47
+
+
+def test_flattened_neighbours_see_classes_that_strong_directions_hide() -> None:
+    def hidden(seed: int) -> Labeled:
+        plain = blobs(300, seed)
+        noise = 40 * torch.randn(300, 4, generator=torch.Generator().manual_seed(10 + seed))
+        return Labeled(torch.cat([plain.x, noise], 1), plain.y)
+
+    config = EvaluationConfig(probes=("knn", "knn-flat"))
+    scores = probe(hidden(0), hidden(1), config, seed=0)
+    assert scores["knn"] < 75
+    assert scores["knn-flat"] > scores["knn"] + 10
+
+
+def test_flattening_takes_the_root_of_every_deviation() -> None:
+    x = torch.randn(200, 12, generator=torch.Generator().manual_seed(0)) @ torch.diag(torch.logspace(0, 2, 12))
+    flat, same = flattened(Labeled(x, torch.zeros(200)), x)
+    expected = torch.linalg.svdvals((x - x.mean(0)).double())
+    found = torch.linalg.svdvals(flat.x.double())
+    assert torch.allclose(found, (expected * expected[0]).sqrt(), rtol=1e-3)
+    assert torch.equal(flat.x, same)
 
 
 def test_linear_probe_equals_the_plain_loop() -> None:
@@ -68,6 +98,14 @@ def test_standardising_makes_the_probe_independent_of_feature_scale() -> None:
     plain = linear_probe(train, test.x, CONFIG, seed=0)
     scaled = linear_probe(Labeled(train.x * 1000, train.y), test.x * 1000, CONFIG, seed=0)
     assert (plain == scaled).double().mean() > 0.99
+
+
+def test_what_a_probe_says_of_an_image_does_not_depend_on_the_other_test_images() -> None:
+    train, test = blobs(60, 0, distance=1.0), blobs(30, 1, distance=1.0)
+    config = EvaluationConfig(epochs=5)
+    alone = linear_probe(train, test.x, config, 0)
+    beside = linear_probe(train, torch.cat([test.x, 50 + 100 * test.x]), config, 0)
+    assert torch.equal(beside[:30], alone)
 
 
 def test_knn_equals_brute_force_voting() -> None:

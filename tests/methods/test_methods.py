@@ -140,6 +140,21 @@ def test_mu_zero_is_exactly_local_ssl(kind: str) -> None:
     assert all(torch.equal(parameters(a), parameters(b)) for a, b in zip(peers, loners, strict=True))
 
 
+def test_each_round_and_epoch_draws_anew() -> None:
+    """The batches, the generator of the alignment term, and the global one of user code."""
+    client, drawn = make_client(config_with("local_epochs=2")), dict[int, list[tuple[object, ...]]]()
+
+    def watch(learner: object, rng: torch.Generator, step: Step) -> torch.Tensor:
+        now.append((tuple(step.rows.tolist()), float(torch.rand((), generator=rng)), float(torch.rand(()))))
+        return torch.zeros(())
+
+    for number in (1, 2):
+        now = drawn.setdefault(number, [])
+        train(client, number, watch)
+    for one in zip(*drawn[1], *drawn[2], strict=True):
+        assert len(set(one)) == len(one) >= 8
+
+
 def test_mu_above_zero_is_not_local_ssl() -> None:
     together, alone = config_with("alignment.mu=1"), config_with("method=local")
     _, peers = play(method_for(together), together, rounds=1)

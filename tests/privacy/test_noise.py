@@ -18,7 +18,7 @@ from hetero_ssfl.methods.hetero import HeteroSSFL
 from hetero_ssfl.methods.private import METRICS
 from hetero_ssfl.privacy.accountant import delta_of, epsilon_of, noise_multiplier
 from hetero_ssfl.privacy.noise import gaussian
-from hetero_ssfl.privacy.sums import Rules
+from hetero_ssfl.privacy.sums.rules import Rules
 
 NOISY = ("privacy.secure=true", "alignment.form=sketch", "privacy.epsilon=8", "rad.size=20", "rounds=4")
 
@@ -76,6 +76,9 @@ def test_noise_is_normal_and_different_each_time() -> None:
     assert abs(drawn.mean()) < 0.05
     assert (np.abs(drawn) > 6).mean() == pytest.approx(0.0455, abs=0.004)
     assert not np.array_equal(drawn[:10], gaussian(10, 3.0))
+    halves = drawn[:100_000], drawn[-100_000:]  # Box-Muller makes one of the cosines and the other of the sines
+    assert abs(np.corrcoef(*halves)[0, 1]) < 0.02
+    assert abs(np.corrcoef(*np.square(halves))[0, 1]) < 0.02
 
 
 def update(config: Config, scale: float = 1.0) -> Update:
@@ -96,9 +99,9 @@ def test_a_sum_has_the_noise_of_its_epsilon_whoever_survives() -> None:
         total = method.layout().zeros()
         for _ in range(survivors):
             total.add(method.summand(update(config), 9))
-        mean = method.summands.decode(total, 9, survivors)
-        noise.append(survivors * (mean.sketch - update(config).arrays["sketch"]).numpy())
-        assert dict(mean.metrics) == {}, "figures would need noise, too"
+        sketched, _, metrics = method.means(total, 9, survivors)
+        noise.append(survivors * (sketched - update(config).arrays["sketch"]).numpy())
+        assert metrics == {}, "figures would need noise, too"
     assert np.std(noise) == pytest.approx(z * 20, rel=0.03)
 
 
@@ -111,8 +114,8 @@ def test_a_larger_kernel_counts_as_one_of_the_largest_norm() -> None:
         total = method.layout().zeros()
         for _ in range(3):
             total.add(entries)
-        mean = method.summands.decode(total, 3, 3)
-        along = float((mean.sketch * direction).sum())  # the noise is random, with a deviation of 0.02 in any direction
+        mean, _, _ = method.means(total, 3, 3)
+        along = float((mean * direction).sum())  # the noise is random, with a deviation of 0.02 in any direction
         assert along == pytest.approx(min(scale, 0.5) * 20, rel=0.03)
 
 

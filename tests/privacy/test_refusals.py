@@ -9,17 +9,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from helpers.sums import SESSION, Play, vectors
 from hetero_ssfl.errors import ProtocolError
-from hetero_ssfl.privacy.sums import (
-    MaskedSum,
-    PublicKeys,
-    Rules,
-    SumFailedError,
-    advertise,
-    fingerprint,
-    mask,
-    reveal,
-    share,
-)
+from hetero_ssfl.privacy.sums.client import advertise, confirm, mask, reveal, share
+from hetero_ssfl.privacy.sums.keys import PublicKeys, fingerprint
+from hetero_ssfl.privacy.sums.rules import Rules, SumFailedError
+from hetero_ssfl.privacy.sums.server import MaskedSum
 
 ME = "client-001"
 SMALL_ORDER = [  # u-coordinates of points of order 1, 2, 4 and 8 on Curve25519 and its twist
@@ -113,7 +106,7 @@ def test_the_same_keys_are_not_shared_twice() -> None:
     state, *_ = share(play.states[ME], SESSION, play.roster, Rules())
     with pytest.raises(ProtocolError, match=r"Keys are used once"):
         share(state, SESSION, play.roster[:4], Rules())
-    with pytest.raises(ProtocolError, match=r"round 1 after phase 'keys', but the server continues round 2"):
+    with pytest.raises(ProtocolError, match=r"after round 1, 'keys', the server after round 2"):
         share(play.states[ME], replace(SESSION, round=2), play.roster, Rules())
     with pytest.raises(ProtocolError, match="Keys are used once"):
         share(play.states[ME], replace(SESSION, attempt="b" * 32), play.roster, Rules())
@@ -192,18 +185,18 @@ def test_a_request_that_would_unmask_more_than_the_sum(survivors: list[int], dro
     names = [f"client-{k:03d}" for k in range(6)]
     asked = [names[k] for k in survivors], [names[k] for k in dropped]
     with pytest.raises(ProtocolError, match=reason) as caught:
-        reveal(play.states[ME], SESSION, *asked, play.server.sealed_for(ME), Rules())
+        confirm(play.states[ME], SESSION, *asked, Rules())
     sentence(caught.value)
 
 
 def test_shares_that_were_swapped_or_changed() -> None:
-    play = at("keys", "share", "mask")
-    honest = play.server.sealed_for(ME)
+    play = at("keys", "share", "mask", "confirm")
+    honest, tags = play.server.sealed_for(ME), play.server.tags_for(ME)
     swapped = {**honest, "client-000": honest["client-002"]}
     spoilt = {**honest, "client-000": honest["client-000"][:-1] + b"x"}
     for sealed in (swapped, spoilt, {}, {"client-000": b""}):
         with pytest.raises(ProtocolError, match=r"the share from client-00. cannot be decrypted"):
-            reveal(play.states[ME], SESSION, play.senders, [], sealed, Rules())
+            reveal(play.states[ME], SESSION, tags, sealed, Rules())
 
 
 def test_nothing_is_unmasked_after_the_phase_before_it_failed() -> None:
@@ -212,5 +205,5 @@ def test_nothing_is_unmasked_after_the_phase_before_it_failed() -> None:
     play.share()
     play.mask()
     with pytest.raises(SumFailedError, match="3 participants sent their vectors, expected at least 4"):
-        play.unmask()
+        play.confirm()
     assert play.server.revealed == {}

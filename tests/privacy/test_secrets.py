@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from helpers.sums import Play, vectors
-from hetero_ssfl.privacy.sums import Layout, Rules, Vector
 from hetero_ssfl.privacy.sums.client import holders_of
 from hetero_ssfl.privacy.sums.keys import public_key, unseal
-from hetero_ssfl.privacy.sums.masks import mask_of, sign_of
+from hetero_ssfl.privacy.sums.rules import Rules
 from hetero_ssfl.privacy.sums.shamir import SHARE, combine
+from hetero_ssfl.privacy.sums.vectors import Layout, Vector, mask_of, sign_of
 
 LONG = Layout(4, 50_000)
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.sums import LAYOUT, Play, plain_sum, seeded, vectors
-from hetero_ssfl.privacy.sums import ClientState, Layout, Rules, SumFailedError, Vector, decode, encode, fraction_bits
-from hetero_ssfl.privacy.sums.graph import _tail, degree, neighbours
-from hetero_ssfl.privacy.sums.masks import mask_of
+from hetero_ssfl.privacy.sums.client import ClientState
+from hetero_ssfl.privacy.sums.rules import Rules, SumFailedError, _tail, degree, neighbours
 from hetero_ssfl.privacy.sums.shamir import PRIME, SHARE, combine, split
+from hetero_ssfl.privacy.sums.vectors import Layout, Vector, decode, encode, fraction_bits, mask_of
 
 
 def assert_equal(found: Vector, expected: Vector) -> None:
@@ -22,23 +22,23 @@ def assert_equal(found: Vector, expected: Vector) -> None:
 def test_the_sum_is_that_of_the_survivors_or_is_given_up(count: int, data: st.DataObject) -> None:
     """Any client may vanish before any phase."""
     inputs = vectors(count)
-    leaves = data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 9, 9, 9, 9]), min_size=count, max_size=count))
-    gone = {phase: {n for n, when in zip(inputs, leaves, strict=True) if when == phase} for phase in (1, 2, 3, 4)}
+    leaves = data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 5, 9, 9, 9, 9]), min_size=count, max_size=count))
+    gone = {phase: {n for n, when in zip(inputs, leaves, strict=True) if when == phase} for phase in (1, 2, 3, 4, 5)}
     play = Play(inputs, gone)
     known, sent = play.present(1), play.present(3)
     needed = max(3, 2 * len(known) // 3 + 1)
-    if len(known) < 3 or len(sent) < needed or len(play.present(4)) < needed:
+    if len(known) < 3 or len(sent) < needed or len(play.present(5)) < needed:
         with pytest.raises(SumFailedError, match=r"round 1 is given up: \d+ participants .*nothing was unmasked"):
             play.total()
     else:
         assert_equal(play.total(), plain_sum([inputs[name] for name in sent]))
 
 
-@pytest.mark.parametrize("phase", [2, 3, 4])
+@pytest.mark.parametrize("phase", [2, 3, 4, 5])
 def test_one_of_five_may_vanish_before_any_phase(phase: int) -> None:
     inputs = vectors(5)
     play = Play(inputs, {phase: {"client-002"}})
-    left = [v for n, v in inputs.items() if n != "client-002" or phase == 4]
+    left = [v for n, v in inputs.items() if n != "client-002" or phase >= 4]
     assert_equal(play.total(), plain_sum(left))
 
 
@@ -62,6 +62,7 @@ def test_a_client_that_sends_wrong_shares_is_found_out() -> None:
     play.keys()
     play.share()
     play.mask()
+    play.confirm()
     honest = play.server.add_revealed
 
     def lie(holder: str, shares: dict[str, bytes]) -> None:
@@ -75,7 +76,7 @@ def test_a_client_that_sends_wrong_shares_is_found_out() -> None:
 def test_states_survive_being_written_down() -> None:
     """A node handles each message in a new process."""
     play = Play(vectors(4))
-    for step in (play.keys, play.share, play.mask):
+    for step in (play.keys, play.share, play.mask, play.confirm):
         step()
         assert {n: ClientState.from_json(s.to_json()) for n, s in play.states.items()} == play.states
     play.unmask()

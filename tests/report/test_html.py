@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib import rc_context
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -21,7 +23,7 @@ from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError, RunError
 from hetero_ssfl.federation.start import start
 from hetero_ssfl.methods import FedAvg
-from hetero_ssfl.report import charts
+from hetero_ssfl.report import plots
 from hetero_ssfl.report.blocks import Figures, Folded
 from hetero_ssfl.report.gallery import Pictures, View, maps, neighbours, similarity
 from hetero_ssfl.report.page import render, write_report
@@ -278,7 +280,7 @@ def test_samples_that_are_not_images_are_drawn_as_dots(tmp_path: Path, runs: dic
     block = maps([view], pictures, "pca", "").blocks[0]
     assert isinstance(block, Figures)
     drawing = str(block.figures[0].drawing)
-    assert drawing.count("<circle") == 20
+    assert drawing.count("<title>") == 20
     assert "not images" in neighbours([view], pictures, "").intro
     assert not pictures.urls
 
@@ -425,29 +427,37 @@ def test_thumbnails_of_large_images_are_small() -> None:
 
 
 def test_a_curve_is_drawn_at_its_values() -> None:
-    text = str(charts.line_chart([charts.Line("c0", [(0, 0.0, "low"), (1, 10.0, "high")])], "round", "words"))
+    line = plots.Line("c0", [(0, 0.0, "low"), (1, 10.0, "high")])
+    text = str(plots.line_chart([line], "round", "words"))
     (x0, y0), (x1, y1) = [tuple(map(float, found)) for found in re.findall(r"translate\(([\d.]+) ([\d.]+)\)", text)]
     assert x0 < x1
     assert y0 > y1  # y grows downwards in SVG
-    ticks = {float(v): float(y) for y, v in re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+)<', text)}
-    assert ticks[10] - 4 == pytest.approx(y1, abs=0.2)
-    assert ticks[0] - 4 == pytest.approx(y0, abs=0.2)
+    ticks = {float(v): float(y) for y, v in re.findall(r' y="([\d.]+)"[^>]*>([\d.]+)<', text)}
+    assert ticks[0] - ticks[10] == pytest.approx(y0 - y1, abs=0.2)
+
+
+def test_a_chart_has_tooltips_and_colours_of_the_style_sheet_and_shows_text_as_it_is() -> None:
+    with rc_context({"text.usetex": True}), warnings.catch_warnings():  # what a user set for other plots
+        warnings.simplefilter("error")
+        text = str(plots.dot_chart([("$a^2$\ud800\x1b 客户", [("c1", 1.0, "one <b>")])], "$x$", "words"))
+    assert "<title>one &lt;b&gt;</title>" in text
+    assert "var(--c1)" in text
+    assert "$a^2$?? 客户" in text
+    assert plots.COLOURS["c1"] not in text
+    assert plots.line_chart([plots.Line("c0", [(0, float("nan"), "")])], "round", "words") == ""
 
 
 def test_numbers_in_a_heat_map_have_enough_contrast() -> None:
-    for value in torch.linspace(-0.1, 1.1, 101).tolist():
-        bright = charts.luminance(charts.ramp(value))
-        assert max(1.05 / (bright + 0.05), (bright + 0.05) / 0.05) >= 4.5
-    text = str(charts.heat_map([[1.0, 0.0], [0.0, 1.0]], ["a", "b"], "words"))
-    assert text.count("cell black") == 2
-    assert text.count("cell white") == 2
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 6), (52.1, 97.3), (-1e-5, 2e-5), (3, 3.0001)])
-def test_ticks_are_few_and_in_range(low: float, high: float) -> None:
-    found = charts.ticks(low, high)
-    assert 2 <= len(found) <= 7
-    assert all(low - 1e-9 <= value <= high + 1e-9 for value in found)
+    values = torch.linspace(0, 1, 64).view(8, 8).tolist()
+    text = str(plots.heat_chart(values, list("abcdefgh"), "words"))
+    cells = re.findall(r'd="M[^"]*" style="fill: (#\w{6})"', text)
+    inks = re.findall(r'text-anchor: middle(; fill: #ffffff)?;?"[^>]*>\d\.\d\d<', text)
+    assert len(cells) == len(inks) == 64
+    for cell, white in zip(cells, inks, strict=True):
+        channels = [int(cell[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        bright = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+        assert (1.05 / (bright + 0.05) if white else (bright + 0.05) / 0.05) >= 4.4
 
 
 # --- names, paths, the command ---------------------------------------------------------------------
@@ -503,7 +513,7 @@ CONTRASTS = """(() => {
       const style = getComputedStyle(other);
       const inside = other instanceof SVGElement && other.tagName !== 'svg';
       const colour = parse(inside ? style.fill : style.backgroundColor);
-      if ((!inside || other.tagName === 'rect') && opaque(colour)) return colour;
+      if ((!inside || other.tagName === 'path') && opaque(colour)) return colour;
     }
     return parse(getComputedStyle(document.body).backgroundColor);
   };
@@ -589,7 +599,7 @@ def test_all_text_has_enough_contrast(browser: Browser, pages: dict[str, Path], 
 
 @needs_browser
 def test_plots_follow_light_and_dark_mode(browser: Browser, pages: dict[str, Path]) -> None:
-    script = """['body', '.chart text', '.line.c0', '.mark.c1', '.card', '.plane'].map(name => {
+    script = """['body', '.chart text', 'path[style*="--c0"]', 'path[style*="--c1"]', '.card', '.plane'].map(name => {
         const style = getComputedStyle(document.querySelector(name));
         return [style.backgroundColor, style.fill, style.stroke].join();
     })"""

@@ -26,13 +26,13 @@ def test_a_line_is_printed_when_nothing_was_printed_for_long() -> None:
         view(RoundDone(3, seconds=1.0))
         assert view.still() == "still finishing"
     assert screen.getvalue().count("long: still in round 2/3: a 40%") >= 2
-    assert not view.watch.is_alive()
+    assert not view.thread.is_alive()
 
 
 def test_a_quiet_run_prints_nothing() -> None:
     screen = io.StringIO()
     with RunView(Console(file=screen), "quiet", quiet=True, max_silence=0.0) as view:
-        assert not view.watch.is_alive()
+        assert not view.thread.is_alive()
     assert screen.getvalue() == ""
 
 
@@ -59,9 +59,9 @@ def said_at_the_start(rounds: int, share: float, seconds: float = 4.0, shorter: 
 
 def test_a_long_run_says_how_long_before_its_first_round_is_done() -> None:
     """In 4 s client a does 1/7 of its round, so both do 1/14 of theirs: a round takes 56 s, and 30 rounds 28 min."""
-    assert said_at_the_start(30, 1 / 7) == "run: about 28 minutes for 30 rounds; --rounds 1 to try\n"
-    assert "about 28 minutes for 30 rounds; rounds=1 to try" in said_at_the_start(30, 1 / 7, shorter="rounds=1")
-    assert "about 9 hours for 30 rounds" in said_at_the_start(30, 1 / 140)
+    assert said_at_the_start(30, 1 / 7) == "run: about 28 min for 30 rounds; --rounds 1 to try\n"
+    assert "about 28 min for 30 rounds; rounds=1 to try" in said_at_the_start(30, 1 / 7, shorter="rounds=1")
+    assert "about 9.3 h for 30 rounds" in said_at_the_start(30, 1 / 140)
 
 
 @pytest.mark.parametrize(("share", "seconds", "shorter"), [(0.5, 0.5, "x"), (0.5, 0.99, "x"), (1 / 7, 4.0, None)])

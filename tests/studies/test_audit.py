@@ -21,26 +21,24 @@ from hetero_ssfl.kernels.factor import kernel_factor
 from hetero_ssfl.learning.learner import Learner
 from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.seeding import rng_for
-from hetero_ssfl.studies.audit.class_mix import (
+from hetero_ssfl.studies.audit.attacks import (
+    agreement,
+    area_under_curve,
     class_features,
     class_scores,
     guessed,
     held_classes,
     hit_rate,
     hit_rate_of_chance,
-)
-from hetero_ssfl.studies.audit.measure import Audit, ClientAudit
-from hetero_ssfl.studies.audit.membership import (
-    agreement,
-    area_under_curve,
     standardised,
+    steal,
     true_positive_rate,
     true_positive_rate_of_chance,
+    undone,
 )
-from hetero_ssfl.studies.audit.scene import OWN, UNTRAINED, recovered
-from hetero_ssfl.studies.audit.stealing import steal, undone
+from hetero_ssfl.studies.audit.measure import results
+from hetero_ssfl.studies.audit.scene import OWN, UNTRAINED, Compared, recovered
 from hetero_ssfl.studies.audit.tables import client_rows, rows
-from hetero_ssfl.studies.audit.victim import Compared
 from hetero_ssfl.studies.audit.views import View, noisy, seen, views
 
 Call = Callable[..., tuple[int, str, str]]
@@ -189,7 +187,7 @@ class Flat(nn.Module):
         return out
 
 
-def stolen_cka(config: Config, ratio: float, steps: int = 150) -> float:
+def stolen_cka(config: Config, ratio: float, steps: int = 200) -> float:
     """Steal a linear encoder from its kernel on 200 images of noise; return the CKA on other images."""
     pixels = torch.randint(0, 256, (400, 1, 4, 4), generator=rng_for(0, "pixels")).to(torch.uint8)
     rad, other = pixels[:200], pixels[200:]
@@ -239,7 +237,7 @@ def digests(folder: Path) -> dict[str, str]:
 def test_the_command_measures_all_views_and_only_adds_what_a_report_shows(
     finished: RunFolder, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero_ssfl.studies.audit.victim.VIEWS_PER_CANDIDATE", 2)
+    monkeypatch.setattr("hetero_ssfl.studies.audit.scene.VIEWS_PER_CANDIDATE", 2)
     monkeypatch.setattr("hetero_ssfl.studies.audit.views.NOISE", (1.0,))
     path = Path(shutil.copytree(finished.path, tmp_path / "run"))
     before = digests(path)
@@ -270,10 +268,15 @@ def test_the_command_measures_all_views_and_only_adds_what_a_report_shows(
     assert (code, "section.title = 1" in said.replace("\n", " ")) == (2, True)
 
 
+def chance(hits: float | None, hits_95: float | None, members_95: float) -> dict[str, float | None]:
+    limits = {"class_hits_95": hits_95, "members_found_95": members_95}
+    return {"class_hits": hits, "members_found": 0.01, "auc": 0.5, **limits}
+
+
 def test_clients_with_all_classes_give_nothing_to_guess() -> None:
     same = Compared(0.5, 60.0, torch.arange(10.0), torch.arange(10.0))
-    client = ClientAudit([0, 1], dict.fromkeys((OWN, UNTRAINED, "as sent"), same), {})
-    content = Audit(1, "factor", ("a", "b"), ["as sent"], {"client": client}, None, 0.02).to_json()
+    scores = {"client": dict.fromkeys((OWN, UNTRAINED, "as sent"), same)}
+    content = {**results(scores, [[0, 1]], {}, ["as sent"], ("a", "b")), "chance": chance(None, None, 0.02)}
     assert [row[1] for row in rows(content)] == ["-", "-", "-", "-"]
     assert content["views"][0]["auc"] == pytest.approx(0.5)
 
@@ -281,9 +284,9 @@ def test_clients_with_all_classes_give_nothing_to_guess() -> None:
 def test_rows_show_what_was_guessed_beside_chance() -> None:
     found = Compared(0.9, 80.0, torch.arange(10.0) + 5, torch.arange(10.0))
     views = ["as sent", "sum of 3"]
-    compared = dict.fromkeys((OWN, UNTRAINED, *views), found)
-    client = ClientAudit([0, 1], compared, {"as sent": [0, 1], "sum of 3": [2, 3]})
-    content = Audit(1, "factor", tuple("abcd"), views, {"client": client}, (0.5, 0.9), 0.4).to_json()
+    scores = {"client": dict.fromkeys((OWN, UNTRAINED, *views), found)}
+    guesses = {"as sent": [[0, 1]], "sum of 3": [[2, 3]]}
+    content = {**results(scores, [[0, 1]], guesses, views, tuple("abcd")), "chance": chance(0.5, 0.9, 0.4)}
     by_view = {row[0]: row[1:3] for row in rows(content)}
     assert by_view["as sent"] == ["100.0 %", "50.0 %"]
     assert by_view["sum of 3"] == ["0.0 %", "50.0 %"]

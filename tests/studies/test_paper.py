@@ -19,8 +19,8 @@ from hetero_ssfl.methods import method_for
 from hetero_ssfl.runs.events import ClientTrained
 from hetero_ssfl.runs.folder import RunFolder
 from hetero_ssfl.studies.grid import run_alone
-from hetero_ssfl.studies.paper import kept as paper_results
 from hetero_ssfl.studies.paper import running
+from hetero_ssfl.studies.paper import scores as paper_results
 from hetero_ssfl.studies.paper.cells import (
     CHOSEN,
     FEDSIMCLR,
@@ -80,7 +80,7 @@ def test_full_scale_is_the_papers_setting() -> None:
 
 
 def test_rows_at_workstation_scale_share_images_and_views_but_only_ours_use_the_recipe_of_the_preset() -> None:
-    preset = load_config("cifar10-workstation")
+    preset = load_config("cifar10-16px")
     cells = {cell.row: cell.config("workstation", 0) for cell in cells_of("table1", "CIFAR-10")}
     for row, config in cells.items():
         assert (config.data, config.rad.size, config.views) == (preset.data, preset.rad.size, preset.views)
@@ -99,7 +99,7 @@ def test_clients_that_take_turns_train_as_often_at_workstation_scale_as_clients_
         config = cell.config("workstation", 0)
         assert config.rounds * config.clients.selected_per_round() / config.clients.count == 6
         images = 7000 // config.clients.count
-        assert images // config.optim.batch * config.local_epochs * 6 >= 48  # steps of each client
+        assert images // config.optim.batch * config.epochs_of(images) * 6 >= 48  # steps of each client
         assert cell.config("full", 0).rounds == 200  # as in the paper
 
 
@@ -128,12 +128,24 @@ def test_the_table_shows_the_papers_figure_beside_ours() -> None:
         "sd_over_clients": 1.23,
         "bytes_per_client_and_round": 1000,
     }
-    table = paper_table("table1", [entry], "smoke")
+    table = paper_table("table1", [entry], "laptop")
     assert "over seeds [deviation over clients]" in render(str(table.title)).plain
     columns = {column.header: list(column.cells) for column in table.columns}
     row = columns["method"].index("FedU")
     assert columns["CIFAR-10"][row] == r"12.3 ± 0.6 \[1.2] | 79.6 ± 0.5"  # the backslash keeps rich from reading markup
     assert columns["CIFAR-100"][row] == "- | 58.9 ± 0.12"
+
+
+def test_a_table_over_digits_says_so_and_leaves_the_papers_figures_out() -> None:
+    entry = {"cell": "CIFAR-10/FedU", "metric": "linear_all", "mean": 12.3, "sd_over_seeds": None}
+    entry |= {"sd_over_clients": None, "floors": {"raw pixels": 36.0}, "untrained_mean": None}
+    table = paper_table("table1", [entry], "smoke")
+    assert [str(column.header) for column in table.columns][1:4] == [
+        *(f"digits ({name})" for name in ("CIFAR-10", "CIFAR-100", "Tiny-ImageNet"))
+    ]
+    cells = [cell for column in table.columns for cell in column.cells]
+    assert {"36.0", "12.3"} < set(cells)
+    assert not [cell for cell in cells if "|" in str(cell)]
 
 
 def test_a_cell_shows_its_model_the_number_of_trained_clients_and_losses() -> None:
@@ -147,7 +159,7 @@ def test_a_cell_shows_its_model_the_number_of_trained_clients_and_losses() -> No
         "trained_clients": 6,
         "lost": ["a in round 1"],
     }
-    table = paper_table("table1", [shared, few], "smoke")
+    table = paper_table("table1", [shared, few], "laptop")
     columns = {column.header: list(column.cells) for column in table.columns}
     row = columns["method"].index("FedU")
     assert cast(str, columns["CIFAR-10"][row]).startswith("12.3 g (clients 11.0) (own classifier 8.0) |")
@@ -155,19 +167,23 @@ def test_a_cell_shows_its_model_the_number_of_trained_clients_and_losses() -> No
     assert "replies, clients or whole runs were lost" in str(table.caption)
 
 
-def test_the_table_says_how_many_seeds_a_column_has_and_where_untrained_encoders_stand() -> None:
+def test_the_table_says_how_many_seeds_a_column_has_and_what_is_reached_without_training() -> None:
     plain = {"metric": "linear_all", "mean": 12.3, "sd_over_seeds": None, "sd_over_clients": None}
     plain["bytes_per_client_and_round"] = 1000
     scores = [
-        {**plain, "cell": "CIFAR-10/FedU", "seeds": 3, "untrained_mean": 30.25},
+        {**plain, "cell": "CIFAR-10/FedU", "seeds": 3, "untrained_mean": 30.25, "floors": {"raw pixels": 36.0}},
         {**plain, "cell": "CIFAR-10/FedEMA", "seeds": 2, "untrained_mean": 31.75},
         {**plain, "cell": "CIFAR-100/FedU", "seeds": 1, "untrained_mean": None},
     ]
-    table = paper_table("table1", scores, "smoke")
+    table = paper_table("table1", scores, "laptop")
     columns = {str(column.header).replace("\n", ", "): list(column.cells) for column in table.columns}
     assert list(columns)[1:4] == ["CIFAR-10, 2 to 3 seeds", "CIFAR-100, 1 seed", "Tiny-ImageNet"]
-    assert columns["method"][-1] == "untrained encoders of these rows"
-    assert [column[-1] for column in list(columns.values())[1:4]] == ["30.2 to 31.8 | -", "-", "-"]
+    assert columns["method"][:2] == ["raw pixels", "untrained encoders of these rows"]
+    assert [column[:2] for column in list(columns.values())[1:4]] == [
+        ["36.0 | -", "30.2 to 31.8 | -"],
+        ["-"] * 2,
+        ["-"] * 2,
+    ]
 
 
 def make_cell(root: Path, method: str, **results: object) -> tuple[Cell, RunFolder]:
@@ -186,7 +202,7 @@ def test_only_clients_that_trained_are_averaged(tmp_path: Path) -> None:
         [ClientTrained(0, f"client-{k:03d}", 1, 1, 9) for k in range(3)]
     )  # the opening is not training
     folder.append_events([ClientTrained(1, "client-001", 5, 5, 9), ClientTrained(2, "client-002", 5, 5, 9)])
-    found = score(cell, finished_runs(cell, "smoke", 1, tmp_path))
+    found = score(cell, finished_runs([cell.folder(tmp_path, "smoke", 0)]))
     assert (found["mean"], found["trained_clients"], found["never_trained_clients"]) == (15.0, 2, 1)
     assert (found["lost"], found["of"]) == ([], "clients")
 
@@ -195,14 +211,22 @@ def test_a_cell_of_one_architecture_has_the_untrained_encoders_of_that_architect
     untrained = {f"client-{k:03d}": {"linear_all": figure} for k, figure in enumerate([10.0, 50.0, 20.0])}
     make_cell(tmp_path, HETERO, untrained=untrained)
     cells = cells_of("table4", HETERO)  # small and large clients of the run of Table 1: 0 and 2, and 1
-    found = [score(cell, finished_runs(cell, "smoke", 1, tmp_path))["untrained_mean"] for cell in cells]
+    found = [score(cell, finished_runs([cell.folder(tmp_path, "smoke", 0)]))["untrained_mean"] for cell in cells]
     assert found == [15.0, 50.0]
+
+
+def test_a_cell_has_the_floors_at_the_widths_of_its_clients(tmp_path: Path) -> None:
+    pixels = {f"client-{k:03d}": {"linear_all": figure} for k, figure in enumerate([30.0, 36.0, 32.0])}
+    make_cell(tmp_path, HETERO, floors={"raw pixels": pixels})
+    cells = cells_of("table4", HETERO)
+    found = [score(cell, finished_runs([cell.folder(tmp_path, "smoke", 0)]))["floors"] for cell in cells]
+    assert found == [{"raw pixels": 31.0}, {"raw pixels": 36.0}]
 
 
 def test_a_lost_reply_marks_the_cell_and_a_global_model_gives_its_figure(tmp_path: Path) -> None:
     cell, folder = make_cell(tmp_path, "FedBYOL", **{"global": {"linear_all": 77.0}, "absent": ["client-009"]})
     folder.append_events([ClientTrained(1, "client-000", 5, 5, 9), ClientTrained(1, "client-001", 5, excluded="NaN.")])
-    found = score(cell, finished_runs(cell, "smoke", 1, tmp_path))
+    found = score(cell, finished_runs([cell.folder(tmp_path, "smoke", 0)]))
     assert (found["mean"], found["of"], found["clients_mean"]) == (77.0, "global model", 0.0)
     assert found["lost"] == ["client-001 in round 1: NaN.", "client-009 was absent at the end"]
 
@@ -352,7 +376,7 @@ def test_a_check_that_is_stopped_by_a_fault_says_so(
         run = RunScore(seed, {"client-000": {"linear_all": 50.0 + seed}}, [], {}, {}, [], None, 0.1, "")
         about = {"command": "", "settings": paper_results.digest_of_settings(cell, "smoke", seed)}
         file.write_text(json.dumps({**about, **asdict(run)}))
-    monkeypatch.setattr(running, "run_cells", lambda *_, **__: {tmp_path: "the loss is not finite."})
+    monkeypatch.setattr(running.Runs, "run", lambda *_, **__: {tmp_path: "the loss is not finite."})
     code, _, said = call("paper", "table4", "--scale", "smoke", "--check", tmp_path, "--only", cell.name)
     assert code == 2
     assert "'small clients/local SSL' could not be repeated: the loss is not finite." in said

@@ -2,6 +2,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas
 import pytest
 
 from hetero_ssfl.errors import ConfigError
@@ -35,7 +36,15 @@ def test_a_sweep_runs_every_point_once_and_plots_it(tmp_path: Path, call: Call) 
     assert next(iter(column.cells)) == f"{floors[FLOORS[0]]:.1f}"
     times = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("results.json")}
     assert len(times) == 2
-    assert call(*arguments)[:2] == (0, printed)
+    files = {f"--{kind}": tmp_path / f"table.{kind}" for kind in ("csv", "latex", "markdown")}
+    again = [*arguments, *(word for pair in files.items() for word in pair)]
+    assert call(*again)[:2] == (0, printed)
+    read = pandas.read_csv(files["--csv"], dtype=str)
+    assert read["alignment.mu"].tolist() == [*FLOORS, "0", "4"]
+    assert read["linear, all"].tolist() == list(column.cells)
+    assert r"\begin{tabular}" in files["--latex"].read_text()
+    lines = files["--markdown"].read_text().splitlines()
+    assert (lines[0].startswith("| alignment.mu | "), len(lines)) == (True, 2 + len(read))
     assert all(p.stat().st_mtime_ns == t for p, t in times.items())
 
 

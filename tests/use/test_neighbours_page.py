@@ -108,8 +108,8 @@ def test_names_are_escaped_in_the_page(run: Path, folder: Path, tmp_path: Path, 
     ("arguments", "sentence"),
     [
         (["-o", "a.pdf"], "must end in .html"),
-        (["-o", "a.html", "--query", "99"], "there is no image '99', expected a file"),
-        (["-o", "a.html", "--query", "cat.png"], "expected a file, the path of one of the images, or a number"),
+        (["-o", "a.html", "--query", "99"], "--query '99' is neither a file"),
+        (["-o", "a.html", "--query", "cat.png"], "--query 'cat.png' is neither a file"),
         (["-o", "a.html", "--client", "5"], "there is no client '5'"),
         (["-o", "a.html", "--images", "one"], "there is only one image"),
     ],
@@ -130,5 +130,5 @@ def test_wrong_arguments_give_a_one_line_error(
 def test_a_model_without_its_run_needs_images_to_search(run: Path, folder: Path, tmp_path: Path, call: Call) -> None:
     alone = tmp_path / "model"
     shutil.copytree(run / "models" / "client-001", alone)
-    assert "Name images to search with --images" in call("neighbours", alone, "-o", tmp_path / "a.html")[2]
+    assert "Name other --images" in call("neighbours", alone, "-o", tmp_path / "a.html")[2]
     assert call("neighbours", alone, "--images", folder, "-o", tmp_path / "a.html")[0] == 0

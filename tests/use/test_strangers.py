@@ -117,7 +117,7 @@ def test_the_data_of_a_strangers_run_are_not_read_unless_asked_for(
     read = []
     change_config(path, {"data.source": str(images)})
     with monkeypatch.context() as patch:
-        patch.setattr("hetero_ssfl.federation.participants.split.load_images", lambda *_: read.append(1))
+        patch.setattr("hetero_ssfl.federation.participants.local.load_images", lambda *_: read.append(1))
         code, _, said = call("evaluate", path)
         assert code == 2
         assert f"data.source = '{images}' was not used for training on this machine" in said

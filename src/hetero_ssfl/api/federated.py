@@ -11,7 +11,7 @@ processes are forked from this one; elsewhere, and with a GPU, clients train one
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -31,17 +31,16 @@ from ..config import (
     validate,
     with_settings,
 )
-from ..data import Data
+from ..data import Data, skip_with
 from ..errors import ConfigError
-from ..federation.continuing import continue_with
-from ..federation.participants import LocalSite, PassedData
-from ..federation.participants.reading import ClientData, check_rad_size, read_clients, sources_of
-from ..federation.start import Prepared, default_folder, prepare
+from ..federation.participants import LocalSite
+from ..federation.participants.python_data import ClientData, check_rad_size, read_clients
+from ..federation.start import Prepared, continue_with, default_folder, prepare
 from ..federation.wire import NAME
 from ..learning.encoders import check_name
 from ..learning.losses import LocalLoss
 from ..methods import Method
-from ..plugins import GIVEN, Given, find, is_at_hand
+from ..plugins import GIVEN, Given, is_at_hand
 from ..runs.events import Listener
 from ..runs.folder import RunFolder, client_name
 from ..terminal import Console
@@ -82,6 +81,9 @@ class Client:
     predictor: int | None = None
 
 
+AGAIN = " (finished before; to train again, pass another run_dir)"
+
+
 def federate(
     clients: Sequence[Client],
     rad: Data,
@@ -106,99 +108,62 @@ def federate(
             to take from the clients' own data, evenly: no client then trains its own loss on these samples
         method: a name (by default the config's, `hetero-ssfl`), `package.module:Class`, or a subclass of Method
         rounds: as in a config
-        run_dir: the run folder; by default a folder below `runs`. If federate is called again with the same arguments,
-            it continues after the last finished round, or returns the finished run at once. Without `run_dir`, this
-            is so if a run of the same arguments is there and no process is training in it; else a new run starts.
+        run_dir: the run folder, by default one below `runs`. Called again with the same arguments, federate continues
+            after the last finished round, or returns the finished run; without `run_dir`, if nobody is training in it.
         seed: as in a config
         views: your own random views instead of the built-in ones for images: (batch, generator) -> batch
         kernel: your own kernel between representations: (a, b) -> K
-        loss: a name (by default the config's, `byol`), or your own local loss: (learner, views) -> (loss, projections)
-        settings: settings to change, as in a config: `{"alignment.mu": 4, "local_epochs": 2}`; `data.limit` is the
-            number of training samples of each client
+        loss: a name (by default the config's: `simclr`), or your own: (learner, views) -> (loss, projections)
+        settings: settings to change: `{"alignment.mu": 4}`; `data.limit` counts the training samples of each client
         config: the config to start from: a preset's name (without its `[data]`), a TOML file, or a Config. `clients`
             and `rad` replace its sources, partition and models.
-        more: whether to continue the run in `run_dir`, finished or not, with other settings than it had: more `rounds`,
-            or after its loss diverged a lower `optim.lr`. It continues from its last finished round.
+        more: continue the run in `run_dir`, finished or not, with more `rounds` or other settings (lower `optim.lr`)
         progress: whether to show progress; or a function that is called with each event
     """
     given, names = Given(), _names(clients)
     chosen: dict[str, Any] = {"method": method, "rounds": rounds, "seed": seed, "ssl.kind": loss}
     chosen |= {"views.function": views, "alignment.kernel": kernel}
     specs = {key: given.spec(value) if callable(value) else value for key, value in chosen.items() if value is not None}
-    base = _base_config(config, {**_checked(settings or {}), **specs, "clients.count": len(names)})
+    base = _base_config(config, settings or {}, {**specs, "clients.count": len(names)})
     models = [_model_of(client, name, given) for client, name in zip(clients, names, strict=True)]
-    with given.at_hand():
+    with given.at_hand(), skip_with("settings={'data.on_bad_image': 'skip'}"):
         data = [ClientData(name, own.data, own.labels, own.test) for name, own in zip(names, clients, strict=True)]
-        prepared, shared = read_clients(data, models, rad, base)
-        final = _fill_in(base, names, models, len(shared))
-        passed = PassedData(prepared, shared, sources_of(data, rad))
+        passed = read_clients(data, models, rad, base)
+        final = _fill_in(base, names, models, len(passed.rad))
         site, path = LocalSite(passed), None if run_dir is None else Path(run_dir)
         if more:
-            path = path or default_folder(final, site, finished=True)[0]
+            path = path or default_folder(final, site)[0]
             continue_with(RunFolder.open(path), differences(RunFolder.open(path).read_config(), final))
-        run = prepare(final, path, site=site, finished=True)
-        console = Console(stderr=True, quiet=progress is not True)
-        _print_lines(console, _lines_before(run, names, chosen=path is not None))
+        run = prepare(final, path, site=site)
+        say = Console(stderr=True, quiet=progress is not True, highlight=False, markup=False, soft_wrap=True).print
+        _say_before(say, run, names, chosen=path is not None)
         passed.load_starting_weights(run.folder)
         was_finished = run.folder.finished
         train_here(run, progress)
-        _print_lines(console, _lines_after(run.folder, was_finished))
+        if not was_finished and not run.folder.read_json("results.json")["mean"]:
+            say("no labels, so no accuracy: look at run.report() and hetero-ssfl neighbours")
+        say(f"run folder: {run.folder.path}{AGAIN * was_finished}")
     return Run(run.folder, site, given)
 
 
-# --- what is printed besides the progress of the rounds ---
-
-
-def _print_lines(console: Console, lines: Iterable[str]) -> None:
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-def _lines_before(run: Prepared, names: Sequence[str], chosen: bool) -> Iterator[str]:
-    """Yield what a user must know before training. `chosen`: whether the user chose the folder."""
+def _say_before(say: Callable[[str], None], run: Prepared, names: Sequence[str], chosen: bool) -> None:
+    """Say what a user must know before training. `chosen`: whether the user chose the folder."""
     if run.continues:
         if not chosen and not run.folder.finished:
-            yield f"continuing the unfinished run in {run.folder.path}"
+            say(f"continuing the unfinished run in {run.folder.path}")
         return
     if run.other:
-        yield f"{run.other[0]} holds a run with different {run.other[1]}; this is a new run in {run.folder.path}"
+        path, difference = run.other
+        say(f"{path} holds a run with different {difference}; this is a new run in {run.folder.path}")
     config = run.folder.read_config()
-    specs = {name: config.model_of(k).encoder for k, name in enumerate(names)}
-    only_here = {name: find(spec, "encoder") for name, spec in specs.items() if is_at_hand(spec)}
+    only_here = ", ".join(name for k, name in enumerate(names) if is_at_hand(config.model_of(k).encoder))
     if only_here:
-        remedies = dict.fromkeys(map(_how_to_import, only_here.values()))
-        whose = f"{', '.join(only_here)}: the encoder{'s' * (len(only_here) > 1)}"
-        yield f"{whose} cannot be opened in another process. To change this, {' and '.join(remedies)}."
-
-
-def _how_to_import(encoder: object) -> str:
-    """Return how an encoder can be passed so that other processes find it, too."""
-    if isinstance(encoder, nn.Module):
-        return f"pass the class {type(encoder).__name__}, or a function, from a module"
-    name = getattr(encoder, "__name__", type(encoder).__name__)
-    return "pass a function from a module instead of a lambda" if name == "<lambda>" else f"define {name} in a module"
-
-
-def _lines_after(folder: RunFolder, was_finished: bool) -> Iterator[str]:
-    if not was_finished and not folder.read_json("results.json")["mean"]:
-        yield "no labels, so no accuracy: look at run.report() and hetero-ssfl neighbours"
-    again = " (finished before; to train again, pass another run_dir)" if was_finished else ""
-    yield f"run folder: {folder.path}{again}"
-
-
-# --- from arguments to a config and a site ---
+        say(f"{only_here}: encoders of this process only; others can open a class or function of a module")
 
 
 def _names(clients: Sequence[Client]) -> list[str]:
-    if not clients:
-        raise ConfigError("federate got no clients, expected at least one Client(data, encoder).")
-    if isinstance(clients, Client):
-        raise ConfigError("federate got one Client, expected a list. Write [Client(data, encoder), ...].")
-    for k, client in enumerate(clients):
-        if not isinstance(client, Client):
-            raise ConfigError(
-                f"clients[{k}] is a {type(client).__name__}, expected a Client. Write Client(data, encoder)."
-            )
+    if isinstance(clients, Client) or not clients or not all(isinstance(client, Client) for client in clients):
+        raise ConfigError(f"clients is {str(clients)[:60]}, expected a list: [Client(data, encoder), ...].")
     names = [client.name or client_name(k) for k, client in enumerate(clients)]
     for name in names:
         if not NAME.fullmatch(name):
@@ -219,23 +184,18 @@ TAKEN_FROM = {
 """Settings that `federate` takes from its other arguments."""
 
 
-def _base_config(config: str | Config | None, settings: Mapping[str, Any]) -> Config:
+def _base_config(config: str | Config | None, settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> Config:
     """Return the config to start from, without the data of a preset. Only a config that says so has validation data."""
+    for key in flat(settings):
+        source = next((argument for own, argument in TAKEN_FROM.items() if f"{key}.".startswith(f"{own}.")), None)
+        if source:
+            raise ConfigError(f"settings has '{key}', which federate takes from {source} instead. Remove it.")
     base = load_config(config) if isinstance(config, str) else config or Config()
     if config is None or config in preset_names():
         base = base.model_copy(update={"data": DataConfig(validation=0)})
     elif "validation" not in base.data.model_fields_set:
         base = with_settings(base, {"data.validation": 0})
-    return with_settings(base, settings)
-
-
-def _checked(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings, unless one of them is an argument of `federate`."""
-    for key in flat(settings):
-        source = next((argument for own, argument in TAKEN_FROM.items() if f"{key}.".startswith(f"{own}.")), None)
-        if source:
-            raise ConfigError(f"settings has '{key}', which federate takes from {source} instead. Remove it.")
-    return settings
+    return with_settings(base, {**settings, **arguments})
 
 
 def _model_of(client: Client, name: str, given: Given) -> ModelConfig:
@@ -254,16 +214,12 @@ def _encoder_name(encoder: Any, who: str, given: Given) -> str:
         return encoder
     if not isinstance(encoder, nn.Module):
         if not callable(encoder):
-            raise ConfigError(
-                f"the encoder of {who} is a {type(encoder).__name__}, expected a torch.nn.Module, a function that "
-                "returns one, or a name such as 'resnet18(width=32)'."
-            )
+            wanted = "a torch.nn.Module, a function that returns one, or a name such as 'resnet18(width=32)'"
+            raise ConfigError(f"the encoder of {who} is a {type(encoder).__name__}, expected {wanted}.")
         return given.spec(encoder)
     state = encoder.state_dict()
     if any(map(is_lazy, state.values())):
-        raise ConfigError(
-            f"the encoder of {who} has lazy layers without weights. Call it once on a batch of data first."
-        )
+        raise ConfigError(f"the encoder of {who} has lazy layers without weights. Call it once on a batch of data.")
     shapes = [(key, str(value.dtype), tuple(value.shape)) for key, value in state.items()]
     name = f"{type(encoder).__name__}-{sha256(repr((encoder, shapes)).encode()).hexdigest()[:8]}"
     return given.spec(encoder, name, keep=lambda own: copy.deepcopy(own).cpu())
@@ -273,11 +229,6 @@ def _fill_in(config: Config, names: Sequence[str], models: Sequence[ModelConfig]
     weights = config.clients.weights
     if isinstance(weights, tuple) and len(weights) == len(names):  # the roster is sorted by name
         weights = tuple(weights[k] for k in sorted(range(len(names)), key=names.__getitem__))
-    changes = {
-        "data.source": GIVEN,
-        "rad.size": check_rad_size(rad_size),
-        "rad.source": None,
-        "clients.models": [model.model_dump() for model in models],
-        "clients.weights": weights,
-    }
-    return with_settings(config, changes)
+    changes = {"data.source": GIVEN, "rad.size": check_rad_size(rad_size), "rad.source": None}
+    dumped = [model.model_dump() for model in models]
+    return with_settings(config, {**changes, "clients.models": dumped, "clients.weights": weights})

@@ -4,7 +4,8 @@ import base64
 import io
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -13,25 +14,27 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from ..config import Config, evaluation_config
-from ..data import Data
+from ..data import Data, skip_with
 from ..errors import ConfigError, RunError
 from ..federation.participants import Site, open_site
 from ..federation.start import Prepared, change_settings, reopen
 from ..plugins import GIVEN, Given
 from ..report.progress import RunView
-from ..runs.events import ClientTrained, Listener
+from ..runs.events import ClientTrained, Evaluated, Listener
 from ..runs.folder import RunFolder
 from ..terminal import Console
-from ..use.embed import embed_data
-from ..use.encoders import Encoders, encoders_of, mutual_cka_of, read_rad_features, reevaluate
-from ..use.evaluate import evaluate_on, read_new_data
+from ..use.embed import OnBad, embed_data
+from ..use.encoders import Encoders, encoders_of, evaluate_on, mutual_cka_of, read_rad_features, reevaluate
 from ..use.export import check_format
 from ..use.export import export as export_model
 from ..use.models import find_models
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
+FIGURES = ("examples", "loss_ssl", "loss_alignment", "spread", "effective_rank")
 log = logging.getLogger(__name__)
 
 
@@ -87,26 +90,64 @@ class Run:
         names = [client.name for client in self._site.clients(self.folder)]
         wanted = [k for k, name in enumerate(names) if client is None or client in (k, name)]
         if not wanted:
-            raise RunError(
-                f"'{self.path}' has no client {client!r}, expected 0 to {len(names) - 1} or one of "
-                f"{', '.join(names[:10])}."
-            )
+            known = ", ".join(names[:10])
+            raise RunError(f"'{self.path}' has no client {client!r}, expected 0 to {len(names) - 1} or one of {known}.")
         with self._given.at_hand():
-            built = encoders_of(self.folder, self._site, clients=wanted).require()
+            built = encoders_of(self.folder, self._site, clients=wanted)
         for name, reason in built.missing.items():
             log.warning("%s is left out: %s", name, reason)
         return built
 
-    def embed(self, data: Data, client: int | str | None = None) -> dict[str, Tensor]:
-        """Return each client's features (n, width) of new data, in the order of the data; files by their sorted paths.
+    def embed(
+        self, data: Data, client: int | str | None = None, on_bad_image: OnBad | None = None
+    ) -> dict[str, "DataFrame"]:
+        """Return a table of each client's features of new data, one row per sample, in the order of the data.
+
+        Rows are named by the images' paths within a folder, otherwise by their numbers.
 
         Args:
             data: as for a client: a folder, an array, a Dataset, ...; images are converted to the encoders' input
             client: only this client, by number or name
+            on_bad_image: "error" or "skip" for images that cannot be read; by default as in the run
         """
-        built = self._encoders(client)
-        assert built.rad is not None
-        return embed_data(built.modules, data, built.rad, self.config.data)
+        from pandas import DataFrame, Index
+
+        built, config = self._encoders(client), self.config.data
+        with skip_with("on_bad_image='skip'"):
+            config = config.model_copy(update={"on_bad_image": on_bad_image or config.on_bad_image})
+            embedded = embed_data(built.modules, data, built.rad, config)
+        named = embedded.paths[0] is not None
+        index = Index(embedded.paths if named else embedded.rows, name="path" if named else "row")
+        tables = zip(built.modules, embedded.features, strict=True)
+        return {name: DataFrame(features.numpy(), index) for name, features in tables}
+
+    def neighbours(
+        self,
+        output: str | Path = "neighbours.html",
+        images: str | Path | None = None,
+        client: int | str | None = None,
+        queries: Sequence[int | str | Path] = (),
+        k: int = 8,
+        on_bad_image: OnBad = "error",
+    ) -> Path:
+        """Write a page of the images that the encoders consider most similar, and return its path.
+
+        Args:
+            output: the page
+            images: what to search: a folder, parquet, or a data set's name; by default the RAD
+            client: only this client, by number or name
+            queries: numbers or paths of images; by default four random ones
+            k: the number of nearest images to show
+            on_bad_image: "error" or "skip" for images that cannot be read
+        """
+        from ..use.neighbours import Search, write_neighbours
+
+        models = find_models(self.path, "all" if client is None else str(client))
+        source = None if images is None else str(images)
+        search = Search(models, source, [str(query) for query in queries], k, 0, on_bad_image)
+        with self._given.at_hand(), skip_with("on_bad_image='skip'"):
+            write_neighbours(search, Path(output), Console(stderr=True))
+        return Path(output)
 
     def evaluate(
         self,
@@ -127,17 +168,15 @@ class Run:
             split: which of the run's own data to test on, if there are no new ones
             settings: evaluation settings to change, such as {"evaluation.labels_per_class": 10}
         """
-        from pandas import DataFrame
+        from .tables import shown_whole
 
         config = evaluation_config(self.config, settings or {})
         if data is None:
             with self._given.at_hand():
                 scores = dict(reevaluate(self.folder, config, split, self._site))
         else:
-            built = self._encoders()
-            assert built.rad is not None
-            scores = dict(evaluate_on(built.modules, *read_new_data(data, labels, test, config, built.rad), config))
-        return DataFrame.from_dict(scores, orient="index").rename_axis("client")
+            scores = dict(evaluate_on(self._encoders(), data, labels, test, config)[0])
+        return shown_whole(scores)
 
     def export(
         self, output: str | Path = "exported", to: str = "safetensors", client: int | str | None = None
@@ -172,10 +211,7 @@ class Run:
         return Path(output)
 
     def more(
-        self,
-        rounds: int | None = None,
-        settings: Mapping[str, Any] | None = None,
-        progress: bool | Listener = True,
+        self, rounds: int | None = None, settings: Mapping[str, Any] | None = None, progress: bool | Listener = True
     ) -> "Run":
         """Continue the run, finished or not, from its last finished round, and return it.
 
@@ -184,7 +220,7 @@ class Run:
             settings: other settings from here on, such as {"optim.lr": 0.01}
             progress: as in `federate`
         """
-        wanted = {**(settings or {}), **({} if rounds is None else {"rounds": rounds})}
+        wanted = dict(settings or {}) if rounds is None else {**(settings or {}), "rounds": rounds}
         with self._given.at_hand():
             change_settings(self.folder, wanted, self._site)
             train_here(reopen(self.folder, self._site), progress)
@@ -196,15 +232,13 @@ class Run:
         from .tables import shown_whole
 
         results = self.folder.read_json("results.json")
-        last = {e.client: e.to_json() for e in self._trained()}
+        last, models = {e.client: e.to_json() for e in self._trained()}, results["models"]
         rows = {}
-        models = results.get("models", {})
         for name in (name for name in self.clients if name in models):  # some may be absent at the end
-            model = models[name]
             row = {
-                "encoder": re.sub(rf"^{GIVEN}:(.*?)(-[0-9a-f]{{8}})?(-\d+)?$", r"\1", str(model["encoder"])),
-                "parameters": model["parameters"],
-                **{key: last.get(name, {}).get(key) for key in _FIGURES},
+                "encoder": re.sub(rf"^{GIVEN}:(.*?)(-[0-9a-f]{{8}})?(-\d+)?$", r"\1", str(models[name]["encoder"])),
+                "parameters": models[name]["parameters"],
+                **{key: last.get(name, {}).get(key) for key in FIGURES},
                 "mutual_cka": self._mean_cka.get(name),
                 **results["clients"].get(name, {}),
                 **{f"{key}_untrained": value for key, value in results["untrained"].get(name, {}).items()},
@@ -223,12 +257,15 @@ class Run:
         return [e for e in self.folder.events() if isinstance(e, ClientTrained) and e.excluded is None]
 
     @property
-    def mutual_cka(self) -> Tensor:
+    def mutual_cka(self) -> "DataFrame":
         """CKA on the RAD between every two of `clients`: 1 for equal up to rotation and scale, 0 for unrelated.
 
         Clients whose encoder does not exist in this process are left out.
         """
-        return self._mutual[1]
+        from pandas import DataFrame
+
+        names, matrix = self._mutual
+        return DataFrame(matrix.numpy(), names, names)
 
     @cached_property
     def _mutual(self) -> tuple[list[str], Tensor]:
@@ -238,12 +275,11 @@ class Run:
     @property
     def _mean_cka(self) -> dict[str, float]:
         """Mean CKA of each client with the others; empty if the encoders are not available."""
-        try:
+        with suppress(ConfigError, RunError):  # reopened, without the encoders
             names, matrix = self._mutual
-        except (ConfigError, RunError):  # reopened, without the encoders
-            return {}
-        others = len(matrix) - 1
-        return {name: float(row.sum() - 1) / others for name, row in zip(names, matrix, strict=True) if others}
+            others = len(matrix) - 1
+            return {name: float(row.sum() - 1) / others for name, row in zip(names, matrix, strict=True) if others}
+        return {}
 
     def __repr__(self) -> str:
         state = f"{len(self.clients)} clients" if self.folder.finished else "not finished"
@@ -252,23 +288,48 @@ class Run:
     def _repr_html_(self) -> str:
         if not self.folder.finished:
             return f"<p><code>{escape(repr(self))}</code></p>"
-        table = self.table().to_html(float_format=lambda value: f"{value:.3g}", na_rep="", border=0)
-        return f"<p><code>{escape(str(self.path))}</code></p>{table}{self._picture()}"
+        return f"<p><code>{escape(str(self.path))}</code></p>{self.table()._repr_html_()}{self._picture()}"
+
+    def plot(self, output: str | Path | None = None, metric: str = "linear_all") -> "Figure":
+        """Plot each client's loss, and the validation accuracy if there is one, over the rounds. Return the figure.
+
+        Args:
+            output: a file to save it to: .png, .svg or .pdf
+            metric: the accuracy: `linear_all`, `knn_all`, ...
+        """
+        from ..report.plots import curves, save, subplots
+
+        figure, (left, right) = subplots(1, 2, figsize=(9, 3.2))
+        self._draw_losses(left)
+        events = self.folder.events()
+        if any(isinstance(e, Evaluated) and e.split == "validation" and metric in e.mean for e in events):
+            curves(right, {self.config.method: events}, metric)
+        else:
+            right.set_axis_off()
+        if output is not None:
+            save(figure, Path(output))
+        return figure
+
+    def _draw_losses(self, axes: "Axes") -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        trained = [e for e in self._trained() if "loss_ssl" in e.figures]
+        for name in self.clients:
+            own = {e.round: e.figures["loss_ssl"] for e in trained if e.client == name}
+            axes.plot([*own], [*own.values()], marker="o", markersize=3, label=name)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.set(xlabel="round", ylabel="self-supervised loss")
+        axes.legend(frameon=False, fontsize=7)
 
     def _picture(self) -> str:
         """Return a plot of losses and mutual CKA as an inline image."""
         from ..report.plots import heat_map, subplots
 
-        trained = [e for e in self._trained() if "loss_ssl" in e.figures]
         figure, (left, right) = subplots(1, 2, figsize=(9, 3.2))
-        for name in self.clients:
-            own = [(e.round, e.figures["loss_ssl"]) for e in trained if e.client == name]
-            left.plot([r for r, _ in own], [loss for _, loss in own], marker="o", markersize=3, label=name)
-        left.set(xlabel="round", ylabel="self-supervised loss")
-        left.legend(frameon=False, fontsize=7)
+        self._draw_losses(left)
         alt = "self-supervised loss of each client over the rounds"
         if self._mean_cka:
-            heat_map(right, self.mutual_cka, "mutual CKA on the RAD", list(self._mean_cka))
+            heat_map(right, self._mutual[1], "mutual CKA on the RAD", list(self._mean_cka))
             means = ", ".join(f"{name} {value:.2f}" for name, value in self._mean_cka.items())
             alt += f"; mutual CKA of the clients, {means} on average"
         else:
@@ -277,6 +338,3 @@ class Run:
         figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight")
         data = base64.b64encode(buffer.getvalue()).decode()
         return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
-
-
-_FIGURES = ("examples", "loss_ssl", "loss_alignment", "spread", "effective_rank")

@@ -1,28 +1,23 @@
-"""The commands of hetero-ssfl: parse, call, print. Heavy imports wait until a command needs them."""
+"""The command `hetero-ssfl run`, and the tree of all commands: parse, call, print.
+
+Imports of torch wait until a command needs them, here and in the other modules.
+"""
 
 import signal
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
 
-from ..errors import HeteroSSFLError
-from .check_commands import app as check_app
-from .data_commands import app as data_app
-from .deploy_commands import app as deploy_app
-from .list_commands import app as list_app
-from .report_command import report
-from .study_commands import audit, compare, demo, paper, sweep, theory
-from .terminal import BadImage, Json, Quiet, Set, configs, err, out, print_json, say
-from .use_commands import app as use_app
+from ..config import load_config, settings_of
+from ..errors import ConfigError, HeteroSSFLError
+from . import deploy_commands, info_commands, report_commands, study_commands, use_commands
+from .options import SKIP, BadImage, Json, Preset, Quiet, Set
+from .terminal import err, remark, resumable, say, show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ..config import Config
     from ..runs.folder import RunFolder
 
 app = typer.Typer(
@@ -30,33 +25,34 @@ app = typer.Typer(
     help="Learn image encoders together from unlabeled data, each participant with its own architecture.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # click already names the nearest command
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(data_app, name="data")
-app.add_typer(deploy_app, name="deploy")
-app.add_typer(check_app, name="check")
-app.add_typer(list_app)  # list, preset
-app.add_typer(use_app)  # embed, export, neighbours
-
-Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
+for group in (report_commands, study_commands, use_commands, info_commands):
+    app.add_typer(group.app)
+app.add_typer(info_commands.check_app, name="check")
+app.add_typer(info_commands.data_app, name="data")
+app.add_typer(deploy_commands.app, name="deploy")
 
 
 def main() -> None:
     """Entry point. An error that the user can fix is printed without a traceback, with exit code 2."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as for Ctrl-C: KeyboardInterrupt
     sys.path.append(str(Path.cwd()))  # finds `my_module:MyEncoder` beside the config; last, so that it hides nothing
     try:
         app()
     except HeteroSSFLError as error:
-        err.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        remark(f"[red]error:[/] {escape(str(error))}")
+        sys.exit(2)
+    except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
+        if error.filename is None:  # not about a file
+            raise
+        reason = f"cannot use '{error.filename}': {error.strerror}. Check the path and who may read and write there."
+        remark(f"[red]error:[/] {escape(reason)}")
         sys.exit(2)
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _show_version(wanted: bool) -> None:
+def _version(wanted: bool) -> None:
     if wanted:
         from .. import __version__
 
@@ -66,232 +62,89 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def common(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="The version.")] = False,
 ) -> None:
     """Options that every command has."""
 
 
 @app.command()
 def run(
-    config: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PRESET|FILE.toml", help="A preset or a config file; by default `demo`.", autocompletion=configs
-        ),
-    ] = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="The run folder; by default runs/NAME-METHOD-seedN, or the next free name.")
-    ] = None,
+    config: Annotated[str | None, Preset] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="The run folder; by default a new one in runs/.")] = None,
     set_: Set = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="All rounds of the run; with --resume, more than are done.")
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Continue an interrupted run; with --rounds, also a finished one."),
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="All rounds of the run, including finished ones.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue a run, or extend it: --rounds.")] = None,
     engine: Annotated[
         Literal["in-process", "simulation"] | None, typer.Option(help="Worker processes, or Flower's simulation (Ray).")
     ] = None,
-    node: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="NODE.toml", help="Settings of one participant, or the folder of node.toml; repeat."),
-    ] = None,
+    node: Annotated[list[Path] | None, typer.Option(metavar="NODE.toml", help="A participant's file; repeat.")] = None,
     on_bad_image: BadImage = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a federation on this machine.
+    """Train a federation on this machine; without a config, the preset `demo`.
 
     Examples:
       hetero-ssfl run smoke
       hetero-ssfl run my.toml --set seed=1 --run-dir runs/a
-      hetero-ssfl run --resume runs/a
       hetero-ssfl run --resume runs/a --rounds 30
-      hetero-ssfl run --resume runs/a --set optim.lr=0.01
       hetero-ssfl run federation.toml --node a/node.toml --node b/node.toml
     """
-    with _told_how_to_resume(run_dir or resume):
-        from ..config import load_config
-        from ..errors import ConfigError
+    places = [path for path in (run_dir, resume) if path]
+    with resumable(places):
+        nodes = [path / "node.toml" if path.is_dir() else path for path in node or ()]
+        overrides = [*(set_ or []), *([f"rounds={rounds}"] if rounds else [])]
+        if resume is None:
+            own = {"data.on_bad_image": on_bad_image, "engine.kind": engine, "clients.count": len(nodes)}
+            overrides += [f"{key}={value}" for key, value in own.items() if value]
+            loaded, folder = load_config(config or "demo", overrides), None
+        elif config or run_dir or on_bad_image or engine or node:
+            raise ConfigError("--resume takes the config of its run. Remove all other arguments but --rounds, --set.")
+        else:
+            folder = _open(resume, overrides)
+            if folder is None:
+                return
+            loaded = folder.read_config()
+        if loaded.engine.kind == "in-process":
+            from ..federation.engines.forkserver import open_fork_server
 
-        node = [path / "node.toml" if path.is_dir() else path for path in node or ()]
-        set_ = [*(set_ or []), *([] if rounds is None else [f"rounds={rounds}"])]
-        if resume is not None:
-            if config or run_dir or on_bad_image or engine or node:
-                raise ConfigError(
-                    "--resume continues a run with its own config, except for --rounds and --set. "
-                    "Remove the other arguments."
-                )
-            _resume(resume, set_, as_json, quiet)
-            return
-        overrides = [*set_, *([f"data.on_bad_image={on_bad_image}"] if on_bad_image else [])]
-        overrides += [f"engine.kind={engine}"] if engine else []
-        overrides += [f"clients.count={len(node)}"] if node else []
-        loaded = load_config(config or "demo", overrides)
-        _train(loaded, run_dir, as_json, quiet, None, node)
+            open_fork_server()  # imports torch for the workers while this process imports it for itself
+        from ..data import skip_with
+        from ..federation.start import prepare, reopen
+        from ..report.progress import RunView
+
+        with RunView(err, loaded.name, quiet, shorter=None if as_json else "--rounds 1") as view:
+            with skip_with(None if folder else SKIP):
+                prepared = reopen(folder) if folder else prepare(loaded, run_dir, nodes)
+            if prepared.continues and not places and not quiet:
+                remark(f"continuing the unfinished run in {escape(str(prepared.folder.path))}")
+            places.append(prepared.folder.path)
+            done = prepared.train(view)
+        _print_results(done, as_json)
 
 
-def _resume(path: Path, overrides: list[str], as_json: bool, quiet: bool) -> None:
+def _open(path: Path, overrides: list[str]) -> "RunFolder | None":
+    """Open a run and change its settings. Return None if it has to be continued on another machine."""
     from ..runs.folder import RunFolder, resume_command
 
     folder = RunFolder.open(path)
-    if overrides:
-        from ..config import settings_of
-        from ..federation.start import change_settings
+    if not overrides:
+        return folder
+    from ..federation.start import change_settings
 
-        change_settings(folder, settings_of(overrides))
-        if folder.read_facts().elsewhere:
-            say(f"changed; continue with: {escape(resume_command(path))}")
-            return
-    _train(folder.read_config(), folder.path, as_json, quiet, folder)
+    change_settings(folder, settings_of(overrides))
+    if not folder.read_facts().elsewhere:
+        return folder
+    say(f"changed; continue with: {escape(resume_command(path))}")
+    return None
 
 
-def _train(
-    config: "Config",
-    path: Path | None,
-    as_json: bool,
-    quiet: bool,
-    folder: "RunFolder | None",
-    nodes: "Sequence[Path]" = (),
-) -> None:
-    from ..federation.engines.forkserver import open_fork_server
-
-    if config.engine.kind == "in-process":
-        open_fork_server()  # imports torch for the workers while this process imports it for itself
-    from ..federation.start import prepare, reopen
-    from ..report.progress import RunView
+def _print_results(folder: "RunFolder", as_json: bool) -> None:
     from ..report.tables import Result, results_table
 
-    try:
-        with RunView(err, config.name, quiet, shorter=None if as_json else "--rounds 1") as view:
-            prepared = prepare(config, path, nodes) if folder is None else reopen(folder)
-            if path is None and prepared.continues and not quiet:
-                text = f"continuing the unfinished run in {escape(str(prepared.folder.path))}"
-                err.print(text, highlight=False, soft_wrap=True)
-            path = prepared.folder.path
-            folder = prepared.train(view)
-    except KeyboardInterrupt:
-        _say_how_to_resume(path)
     result = Result.read(folder)
-    if as_json:
-        print_json({"run": str(folder.path), **result.results})
-        return
-    if result.results["mean"]:
-        out.print(results_table(result))
-    else:
-        out.print("The data has no labels, so the encoders were not probed.")
+    unlabeled = "The data has no labels, so the encoders were not probed."
+    parts = [results_table(result) if result.results["mean"] else unlabeled]
     if result.facts["skipped_images"]:
-        out.print(f"{result.facts['skipped_images']} bad images were skipped")
-    say(f"run folder: {escape(str(folder.path))}")
-
-
-@contextmanager
-def _told_how_to_resume(path: Path | None) -> "Iterator[None]":
-    try:
-        yield
-    except KeyboardInterrupt:
-        _say_how_to_resume(path)
-
-
-def _say_how_to_resume(path: Path | None) -> NoReturn:
-    if path and (path / "config.toml").exists():
-        from ..runs.folder import resume_command
-
-        text = f"Interrupted. Every finished round is kept; continue with: {resume_command(path)}"
-    else:
-        text = "Interrupted before training began; nothing was written."
-    err.print(escape(text), highlight=False, soft_wrap=True)
-    sys.exit(130)
-
-
-@app.command()
-def status(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, on the machine of the server.")],
-    as_json: Json = False,
-) -> None:
-    """Show the status of a run and of each participant; for a run that has ended too early, how to continue it.
-
-    Examples:
-      hetero-ssfl status runs/a
-      watch hetero-ssfl status runs/a
-    """
-    from ..report.status import read_status, status_table
-    from ..runs.folder import RunFolder
-
-    state = read_status(RunFolder.open(run))
-    if as_json:
-        print_json(state)
-        return
-    say(escape(state["summary"]))
-    out.print(status_table(state))
-    if state["last_warning"]:
-        out.print(f"last warning: {escape(state['last_warning'])}", highlight=False, soft_wrap=True)
-
-
-app.command()(demo)
-
-
-@app.command()
-def evaluate(
-    run_folder: Run,
-    split: Annotated[Literal["validation", "test"], typer.Option(help="The images to test on.")] = "validation",
-    images: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE", help="Other labeled images to fit probes and test on: a folder, parquet, a name."
-        ),
-    ] = None,
-    set_: Set = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Probe the encoders of a finished run again, on its own images or on others.
-
-    With --images, a probe is fitted on one part of the other images and tested on the rest: their own test split, or a
-    fixed fifth. They need one folder per class (or a label column), but not the classes of the run.
-
-    Examples:
-      hetero-ssfl evaluate runs/a
-      hetero-ssfl evaluate runs/a --split test --set evaluation.labels_per_class=10
-      hetero-ssfl evaluate runs/a --images new-images
-    """
-    from rich.progress import track
-
-    from ..config import evaluation_config, settings_of
-    from ..report.tables import spread
-    from ..runs.folder import RunFolder
-
-    folder = RunFolder.open(run_folder)
-    results = folder.read_json("results.json")  # of a finished run: probing earlier would invite tuning on the result
-    config = evaluation_config(folder.read_config(), settings_of(set_ or []))
-    if images is None:
-        from ..use.encoders import reevaluate
-
-        clients, classes = reevaluate(folder, config, split), len(folder.read_json("facts.json").get("classes", ()))
-    else:
-        from ..use.evaluate import evaluate_run_on
-
-        clients, missing, classes = evaluate_run_on(folder, images, config)
-        for name, reason in missing.items():
-            err.print(f"{name} is left out: {escape(reason)}", highlight=False, soft_wrap=True)
-    scores = dict(track(clients, "probing", config.clients.count, console=err, transient=True, disable=quiet))
-    if as_json:
-        which = {"split": split} if images is None else {"images": images}
-        print_json({"run": str(folder.path), **which, "clients": scores})
-        return
-    for client, values in scores.items():
-        out.print(f"{client}  " + "  ".join(f"{key} {value:.1f}" for key, value in values.items()))
-    for key in next(iter(scores.values()), {}):
-        out.print(f"mean ± sd over clients, {key}: {spread([s[key] for s in scores.values() if key in s])}")
-    untrained = results["untrained"] if images is None and split == "test" and not set_ else {}
-    for key in results["mean"] if untrained else ():
-        out.print(f"the same encoders untrained, {key}: {spread([s[key] for s in untrained.values() if key in s])}")
-    if classes:
-        out.print(f"chance level: {100 / classes:.1f} (all {classes} classes)")
-
-
-for command in (compare, report, paper, sweep, audit, theory):
-    app.command()(command)
+        parts.append(f"{result.facts['skipped_images']} bad images were skipped")
+    show(as_json, {"run": str(folder.path), **result.results}, *parts, f"run folder: {escape(str(folder.path))}")

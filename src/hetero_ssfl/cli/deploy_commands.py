@@ -1,18 +1,22 @@
-"""`hetero-ssfl deploy ...`: parse, call, print. Heavy imports wait until a command needs them."""
+"""The commands `hetero-ssfl deploy ...`."""
 
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from .terminal import Json, Quiet, err, print_json, say
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from ..runs.environment import Finding
+from ..config import load_config
+from ..deploy import add_node as adding
+from ..deploy.certificates import renew_node, renew_server, revoke_node
+from ..deploy.layout import Deployment, node_names
+from ..deploy.write import date_after, initialise
+from ..errors import ConfigError
+from ..runs.environment import Finding
+from .options import Json, Quiet
+from .terminal import err, remark, resumable, say, show
 
 app = typer.Typer(help="Deploy a federation on several machines, or test it on this one.", no_args_is_help=True)
 
@@ -30,9 +34,7 @@ def init(
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port of the server; no other is opened.")] = 9092,
     days: Days = 825,
     demo: Annotated[bool, typer.Option("--demo", help="Embedded digits, to try `deploy local` at once.")] = False,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS, no keys; for tests in closed networks.")
-    ] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys; only for closed networks.")] = False,
 ) -> None:
     """Write the files of the server and of each participant: keys, certificates, settings, scripts, instructions.
 
@@ -41,13 +43,9 @@ def init(
       hetero-ssfl deploy init fl --names seaside,mountain,city
       hetero-ssfl deploy init try --demo
     """
-    from ..deploy.layout import Deployment, node_names
-    from ..deploy.write import initialise
-
     initialise(Deployment(folder.absolute(), node_names(nodes, names), host, port, not insecure), days, demo)
     if insecure:
-        warning = "without TLS and keys, anyone who can reach the port can take part and read messages."
-        err.print(f"[yellow]warning:[/] {warning}", soft_wrap=True)
+        remark("[yellow]warning:[/] without TLS and keys, anyone who can reach the port can join and read messages.")
     say(f"{escape(str(folder))}/README.md explains what to do on each machine.")
 
 
@@ -63,9 +61,6 @@ def renew(
       hetero-ssfl deploy renew fl --days 365
       hetero-ssfl deploy renew fl --node node-2
     """
-    from ..deploy.certificates import renew_node, renew_server
-    from ..deploy.layout import Deployment
-
     deployment = Deployment.load(folder)
     if node is None:
         until = renew_server(deployment, days)
@@ -85,20 +80,15 @@ def revoke(folder: Folder, node: NodeName) -> None:
     Example:
       hetero-ssfl deploy revoke fl node-2
     """
-    from ..deploy.certificates import revoke_node
-    from ..deploy.layout import Deployment
-
     new = revoke_node(Deployment.load(folder), node)
-    say(f"{node}: {_count(new, 'certificate')} revoked" if new else f"{node} was revoked before")
+    say(f"{node}: revoked certificates: {new}" if new else f"{node} was revoked before")
     say("Copy ca/client.crl to the server's machine as server/client.crl and run server/reload-proxy.sh there.")
     say("To remove its key as well: server/flwr.sh supernode list shows its id, supernode unregister ID removes it.")
 
 
 @app.command()
 def check(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder of the deployment, of its server or of one node.", show_default=False)
-    ],
+    folder: Annotated[Path, typer.Argument(help="A deployment, or its part on one machine.", show_default=False)],
     as_json: Json = False,
 ) -> None:
     """Find what would stop a run before anything starts: images, encoders, RAD, names, certificates, ports, limits.
@@ -112,16 +102,11 @@ def check(
     from ..deploy.check import check_folder
 
     findings = check_folder(folder)
-    stops = _stops(findings)
-    if as_json:
-        content = [{"who": it.who, "what": it.what, "level": it.level, "text": it.text} for it in findings]
-        print_json({"stops": stops, "findings": content})
-    else:
-        for line in _lines(findings):
-            say(line)
-        left_out = sum(not finding.checked for finding in findings)
-        verdict = f"{_count(stops, 'finding')} would stop a run" if stops else "nothing was found that would stop a run"
-        say(f"{verdict}; {_count(left_out, 'part')} not checked" if left_out else verdict)
+    stops = sum(finding.level == "stops" for finding in findings)
+    content = [{"who": it.who, "what": it.what, "level": it.level, "text": it.text} for it in findings]
+    left_out = sum(not finding.checked for finding in findings)
+    verdict = f"findings that would stop a run: {stops}; parts that were not checked: {left_out}"
+    show(as_json, {"stops": stops, "findings": content}, *_lines(findings), verdict)
     if stops:
         sys.exit(2)
 
@@ -136,10 +121,6 @@ def add_node(folder: Folder, name: NodeName, days: Days = 825) -> None:
     Example:
       hetero-ssfl deploy add-node fl hospital-d
     """
-    from ..deploy import add_node as adding
-    from ..deploy.layout import Deployment
-    from ..deploy.write import date_after
-
     deployment = adding.add_node(Deployment.load(folder), name, days)
     until = f"; its client certificate is valid until {date_after(days)}" if deployment.secure else ""
     say(f"{name} was added{until}. Left to do:")
@@ -164,70 +145,41 @@ def local(
       hetero-ssfl deploy local fl
       hetero-ssfl deploy local fl --fresh
     """
-    from ..config import load_config
-    from ..deploy.layout import Deployment
-    from ..deploy.local import LocalDeployment
-    from ..deploy.watch import RunWatch
+    from ..deploy.check import check_folder
+    from ..deploy.local import LocalDeployment, RunWatch
     from ..report.progress import RunView
     from ..runs.folder import RunFolder
 
     deployment = Deployment.load(folder)
     test = LocalDeployment(deployment, port)
-    finished = (test.run_dir / "results.json").exists() and not fresh
-    if not finished:
-        _check_first(folder, port)
+    if fresh or not (test.run_dir / "results.json").exists():
+        findings = [finding for finding in check_folder(folder, port) if not finding.ok]
+        for line in _lines(findings):
+            remark(line)
+        if any(finding.required for finding in findings):
+            raise ConfigError("these settings would stop the run, so nothing was started. Fix what is listed above.")
         if deployment.secure and not test.proxied:
-            err.print(f"The proxy is left out of this test: {test.without_proxy()}.", soft_wrap=True)
+            remark(f"The proxy is left out of this test: {test.without_proxy()}.")
         name = load_config(str(deployment.server / "federation.toml")).name
-        try:
-            with RunView(err, name, quiet) as view, test:
-                if fresh:
-                    test.forget()
-                test.start_all()
-                test.run(RunWatch(test.run_dir, view))
-        except KeyboardInterrupt:
-            err.print(
-                "Interrupted. All programs are stopped; finished rounds are kept. Use the same command to continue."
-            )
-            sys.exit(130)
+        with resumable(), RunView(err, name, quiet) as view, test:
+            if fresh:
+                test.forget()
+            test.start_all()
+            test.run(RunWatch(test.run_dir, view))
     results = RunFolder(test.run_dir).read_json("results.json")
-    if as_json:
-        print_json({"run": str(test.run_dir), **results})
-        return
     means = "  ".join(f"{key} {value:.1f}" for key, value in results.get("mean", {}).items())
-    say(f"finished: mean over nodes {means or 'unknown: the data has no labels'}")
-    say(f"run folder: {escape(str(test.run_dir))} (use --fresh to test again)")
+    finished = f"finished: mean over nodes {means or 'unknown: the data has no labels'}"
+    place = f"run folder: {escape(str(test.run_dir))} (use --fresh to test again)"
+    show(as_json, {"run": str(test.run_dir), **results}, finished, place)
 
-
-# --- what checks say ---
 
 COLOURS = {"ok": "green", "warning": "yellow", "stops": "red"}
 
 
-def _lines(findings: "Iterable[Finding]") -> "Iterator[str]":
+def _lines(findings: Iterable[Finding]) -> Iterator[str]:
     """Yield findings as lines that begin with the machine they are about. A warning of several machines is one line."""
     from ..deploy.check import merge_warnings
 
     for it in merge_warnings(findings):
         text = f"{escape(it.who)}  {it.what}: {escape(' '.join(it.text.split()))}"
         yield f"[{COLOURS[it.level]}]{it.level:<7}[/]  {text}"
-
-
-def _stops(findings: "list[Finding]") -> int:
-    return sum(finding.level == "stops" for finding in findings)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
-def _check_first(folder: Path, port: int | None) -> None:
-    """Print warnings, and raise ConfigError if a test cannot succeed."""
-    from ..deploy.check import check_folder
-    from ..errors import ConfigError
-
-    findings = check_folder(folder, port)
-    for line in _lines(finding for finding in findings if not finding.ok):
-        err.print(line, highlight=False, soft_wrap=True)
-    if stops := _stops(findings):
-        raise ConfigError(f"{_count(stops, 'finding')} would stop this run, see above. Nothing was started.")

@@ -1,37 +1,30 @@
-"""Commands about many runs, or one run examined: demo, compare, paper, sweep, audit, theory. Parse, call, print."""
+"""The commands about many runs, or one run examined: demo, paper, sweep, audit, theory."""
 
 import os
-import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
-from .terminal import Json, Quiet, Set, configs, err, out, print_json, print_section, say
+from ..errors import ConfigError
+from ..runs.schema import StudySection
+from ..studies.paper.cells import Scale, TableName, cells_of
+from .options import Csv, Json, Latex, Markdown, Metric, Preset, Quiet, Run, Seeds, Set
+from .terminal import err, remark, resumable, save_table, show
 
 if TYPE_CHECKING:
     from ..runs.folder import RunFolder
-    from ..runs.schema import StudySection
-    from ..studies.paper.cells import Cell, Scale, TableName
+
+app = typer.Typer()
 
 # These options change how a run is carried out, and not its results.
 HARMLESS = ("engine.workers=", "engine.threads=", "engine.device=")
 
 
-@contextmanager
-def _resumable() -> Iterator[None]:
-    """Say how to continue when the user interrupts."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        err.print("Interrupted. Finished runs are kept. Run the same command again to continue.")
-        sys.exit(130)
-
-
+@app.command()
 def demo(
     run_dir: Annotated[Path | None, typer.Option(help="The folder of the runs; by default demo-run/seedN.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="The random seed.")] = 0,
@@ -41,88 +34,46 @@ def demo(
 ) -> None:
     """Train five different encoders on embedded digits, alone and together; takes about 3 minutes on 2 cores.
 
-    Examples:
-      hetero-ssfl demo
+    Example:
       hetero-ssfl demo --seed 1 --run-dir demo-run/second
     """
+    from ..report.page import write_report
     from ..studies.demo import demo_rows, demo_table, draw_demo, run_demo, summary_rows, summary_table
+    from ..use.encoders import read_rad_features
 
     folder = run_dir or Path("demo-run", f"seed{seed}")
     picture = folder / "demo.png"
-    with _resumable():
+    with resumable():
         results = run_demo(folder, err, [*(set_ or []), f"seed={seed}"], quiet)
         draw_demo(results, picture)
-    if as_json:
-        print_json({"rows": demo_rows(results), "means": summary_rows(results), "picture": str(picture)})
-        return
-    out.print(demo_table(results))
-    out.print(summary_table(results))
-    say(f"picture: {escape(str(picture))}")
-    arms = " ".join(shlex.quote(str(result.folder.path)) for result in results.values())
-    say(f"write a report of these runs with: hetero-ssfl report {escape(arms)} -o report.html")
+    page = folder / "report.html"
+    write_report([result.folder.path for result in results.values()], page, read_rad_features)
+    files = {"picture": str(picture), "report": str(page)}
+    content = {"rows": demo_rows(results), "means": summary_rows(results), **files}
+    lines = [f"picture: {escape(str(picture))}", f"report, to open in a browser: {escape(str(page))}"]
+    show(as_json, content, demo_table(results), summary_table(results), *lines)
 
 
-def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Finished run folders; runs that differ only in seed are grouped.")
-    ],
-    metric: Annotated[str, typer.Option(help="The accuracy to compare.")] = "linear_all",
-    plot: Annotated[Path | None, typer.Option(help="Also plot the comparison to this file.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Compare runs: mean and spread over seeds and clients, and the difference to the first run.
-
-    Examples:
-      hetero-ssfl compare runs/a runs/b
-      hetero-ssfl compare runs/a runs/b --metric knn_all --plot comparison.png
-    """
-    from ..errors import ConfigError
-    from ..report.tables import Result, check_comparable, compare_rows, compare_table, floor_rows, metric_names
-    from ..runs.folder import RunFolder
-
-    results = [Result.read(RunFolder.open(path)) for path in runs]
-    check_comparable(results)
-    known = metric_names(results[0])
-    if metric not in known:
-        raise ConfigError(f"unknown metric '{metric}', expected one of {', '.join(known)}.")
-    rows, floors = compare_rows(results, metric), floor_rows(results, metric)
-    if plot:
-        from ..report import plots
-
-        figure, axes = plots.subplots(figsize=(7, 1 + 0.5 * len(rows)))
-        plots.comparison(axes, rows)
-        plots.save(figure, plot)
-    if as_json:
-        print_json({"rows": rows, "floors": floors})
-    else:
-        out.print(compare_table(rows, floors))
-
-
+@app.command()
 def paper(
-    table: Annotated[Literal["table1", "table2", "table3", "table4"], typer.Argument(help="The table of the paper.")],
-    scale: Annotated[
-        Literal["full", "workstation", "laptop", "smoke"], typer.Option(help="The size of the experiments.")
-    ] = "laptop",
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions, seeds 0 to N-1.")] = 1,
+    table: Annotated[TableName, typer.Argument(help="The table of the paper.")],
+    scale: Annotated[Scale, typer.Option(help="The size of the experiments.")] = "laptop",
+    seeds: Seeds = 1,
     only: Annotated[str | None, typer.Option(help="Only this cell (CIFAR-10/FedEMA), row or column.")] = None,
-    metric: Annotated[
-        str, typer.Option(help="linear_all, linear_own (only the client's own classes), knn_all, finetune_1%, ...")
-    ] = "linear_all",
+    metric: Metric = "linear_all",
     root: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/paper"),
-    keep: Annotated[
-        Path | None,
-        typer.Option(help="Keep each run's figures as a small file here; runs that are kept are not repeated."),
+    keep: Annotated[Path | None, typer.Option(help="Keep each run's figures here; kept runs are not repeated.")] = None,
+    check: Annotated[Path | None, typer.Option(help="Run a cheap cell that is kept here again, and compare.")] = None,
+    show_: Annotated[
+        Path | None, typer.Option("--show", help="Print the table from the figures kept here; run nothing.")
     ] = None,
-    check: Annotated[
-        Path | None, typer.Option(help="Run a cheap cell that is kept here again, and compare; print no table.")
-    ] = None,
-    show: Annotated[Path | None, typer.Option(help="Print the table from the figures kept here; run nothing.")] = None,
     set_: Set = None,
     device: Annotated[str | None, typer.Option(help="Where to train, such as cuda:0; by default cpu.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; each uses engine.workers processes.")] = 1,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Build everything, train nothing, print the cost.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cost; train nothing.")] = False,
+    csv: Csv = None,
+    latex: Latex = None,
+    markdown: Markdown = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -130,8 +81,6 @@ def paper(
 
     Examples:
       hetero-ssfl paper table1 --scale smoke
-      hetero-ssfl paper table4 --seeds 3
-      hetero-ssfl paper table1 --scale full --dry-run
       hetero-ssfl paper table1 --scale full --device cuda:0 --jobs 2
       hetero-ssfl paper table1 --scale workstation --seeds 3 --keep results
       hetero-ssfl paper table1 --scale workstation --check results
@@ -139,111 +88,90 @@ def paper(
     The exit code is 1 if a cell lost a reply, a client or a whole run to a fault (such cells are marked in the table),
     or if --check finds another figure.
     """
-    from ..studies.paper.cells import cells_of
-    from ..studies.paper.running import run_cells, scores_of
+    from ..studies.paper import running
 
     cells = cells_of(table, only)
     overrides = [*([f"engine.device={device}"] if device else []), *(set_ or [])]
-    if keep or check:
-        _refuse_own_settings(set_ or [], "--keep" if keep else "--check")
+    own = [setting for setting in set_ or () if not setting.startswith(HARMLESS)]
+    if own and (keep or check):
+        raise ConfigError(f"--keep and --check are for the table's own settings. Leave out --set {own[0]}.")
     if check:
-        _check_kept(cells, scale, check, metric, overrides, as_json)
+        compared = running.check(cells, scale, check, metric, err, overrides)
+        show(as_json, compared, _comparison(compared))
+        sys.exit(0 if compared["agrees"] else 1)
     if dry_run:
-        _print_costs(cells, table, scale, overrides, as_json)
+        from ..studies.paper.dry_run import cost_table, costs_of
+
+        costs = [costs_of(cell.name, cell.config(scale, 0, overrides)) for cell in cells]
+        show(as_json, {"table": table, "scale": scale, "costs": costs}, cost_table(costs))
         return
-    with _resumable():
-        stopped = {} if show else run_cells(cells, scale, seeds, root, err, quiet, overrides, jobs, keep)
-    scores = scores_of(cells, scale, seeds, root, metric, stopped, show or keep)
-    _print_scores(scores, table, scale, as_json)
+    runs = running.Runs(cells, scale, seeds, root, show_ or keep)
+    with resumable():
+        stopped = {} if show_ else runs.run(err, quiet, overrides, jobs)
+    shown = _print_scores(scores := runs.scores(metric, stopped), table, scale, as_json)
+    save_table(shown, csv, latex, markdown)
+    _tell_losses(scores)
 
 
-def _print_scores(scores: list[dict[str, Any]], table: "TableName", scale: "Scale", as_json: bool) -> None:
+def _print_scores(scores: list[dict[str, Any]], table: TableName, scale: Scale, as_json: bool) -> Table:
     from ..studies.paper.printing import paper_table
 
-    if as_json:
-        print_json({"table": table, "scale": scale, "cells": scores})
-    else:
-        out.print(paper_table(table, scores, scale))
-    for entry in scores:
-        for text in entry["lost"]:
-            err.print(f"[yellow]lost[/] in {escape(entry['cell'])}: {escape(text)}", highlight=False, soft_wrap=True)
-    if any(entry["lost"] for entry in scores):
+    shown = paper_table(table, scores, scale)
+    show(as_json, {"table": table, "scale": scale, "cells": scores}, shown)
+    return shown
+
+
+def _tell_losses(scores: list[dict[str, Any]]) -> None:
+    """End with exit code 1 if a cell lost anything."""
+    lost = [f"[yellow]lost[/] in {escape(entry['cell'])}: {escape(text)}" for entry in scores for text in entry["lost"]]
+    for line in lost:
+        remark(line)
+    if lost:
         sys.exit(1)
 
 
-def _refuse_own_settings(settings: list[str], option: str) -> None:
-    from ..errors import ConfigError
-
-    own = [setting for setting in settings if not setting.startswith(HARMLESS)]
-    if own:
-        raise ConfigError(
-            f"{option} is for the table's own settings. Leave out --set {own[0]}; engine.workers, engine.threads and "
-            "engine.device may stay."
-        )
+def _comparison(repeated: dict[str, Any]) -> str:
+    (low, high), kept, cell = repeated["expected"], repeated["kept"], repeated["cell"]
+    verdict = f"{'agrees with' if repeated['agrees'] else 'is outside'} {low:.1f} to {high:.1f}"
+    interval = f"the 95 % interval for one more run after {len(kept)} kept ones"
+    return f"{cell}: {repeated['found']:.1f} {verdict}, {interval} (same seed: {kept[0]:.1f})"
 
 
-def _check_kept(
-    cells: "Sequence[Cell]", scale: "Scale", kept: Path, metric: str, overrides: list[str], as_json: bool
-) -> NoReturn:
-    from ..studies.paper.running import check
-
-    compared = check(cells, scale, kept, metric, err, overrides)
-    if as_json:
-        print_json(compared)
-    else:
-        verdict = "agrees with" if compared["agrees"] else "is outside"
-        low, high = compared["expected"]
-        say(
-            f"{compared['cell']}: {compared['found']:.1f} {verdict} {low:.1f} to {high:.1f}, the 95 % interval for "
-            f"one more run after {len(compared['kept'])} kept ones (same seed: {compared['kept'][0]:.1f})"
-        )
-    sys.exit(0 if compared["agrees"] else 1)
-
-
-def _print_costs(cells: "Sequence[Cell]", table: str, scale: str, overrides: list[str], as_json: bool) -> None:
-    from ..studies.paper.dry_run import cost_table, costs_of
-
-    costs = [costs_of(cell.name, cell.config(scale, 0, overrides)) for cell in cells]
-    if as_json:
-        print_json({"table": table, "scale": scale, "costs": costs})
-    else:
-        out.print(cost_table(costs))
-
-
+@app.command()
 def sweep(
-    config: Annotated[
-        str, typer.Argument(metavar="PRESET|FILE.toml", help="A preset or a config file.", autocompletion=configs)
-    ],
+    config: Annotated[str, Preset],
     over: Annotated[list[str], typer.Option(metavar="KEY=A,B,...", help="Values of one setting; repeat for a grid.")],
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions, seeds 0 to N-1.")] = 1,
+    seeds: Seeds = 1,
     root: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/sweep"),
     set_: Set = None,
-    metric: Annotated[str, typer.Option(help="The accuracy to plot.")] = "linear_all",
+    metric: Metric = "linear_all",
+    csv: Csv = None,
+    latex: Latex = None,
+    markdown: Markdown = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Run or resume one config over a grid of settings, and write a table and a plot.
 
-    Examples:
-      hetero-ssfl sweep smoke --over alignment.mu=0,1,4
+    Example:
       hetero-ssfl sweep my.toml --over alignment.mu=0,4 --over rad.size=100,500
     """
     from ..studies.sweep import Axis, draw_sweep, run_sweep, sweep_table
 
     axes = [Axis.parse(text) for text in over]
-    with _resumable():
+    with resumable():
         rows = run_sweep(config, axes, set_ or [], seeds, root, err, quiet)
     picture = root / "sweep.png"
     draw_sweep(axes, rows, metric, picture)
-    if as_json:
-        print_json({"rows": rows, "picture": str(picture)})
-        return
-    out.print(sweep_table(axes, rows))
-    say(f"picture: {escape(str(picture))}")
+    content = {"rows": rows, "picture": str(picture)}
+    table = sweep_table(axes, rows)
+    show(as_json, content, table, f"picture: {escape(str(picture))}")
+    save_table(table, csv, latex, markdown)
 
 
+@app.command()
 def audit(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a simulated run.", show_default=False)],
+    run: Run,
     steps: Annotated[int, typer.Option(min=1, help="Gradient steps of each network that the attacker trains.")] = 60,
     shadows: Annotated[int, typer.Option(min=2, help="Clients that the attacker trains on public images.")] = 20,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one per core.")] = None,
@@ -252,9 +180,8 @@ def audit(
 ) -> None:
     """Attack the clients of a run from what their server has, and tell what it could learn.
 
-    Examples:
-      hetero-ssfl audit runs/a
-      hetero-ssfl audit runs/a --steps 20 --shadows 10 --json
+    Example:
+      hetero-ssfl audit runs/a --steps 20 --shadows 10
 
     Three attacks: which classes a client holds, whether an image was in its training data, and stealing its encoder.
     Each from the contribution as sent, from sketches, from sums over several clients, and with noise. The figures are
@@ -268,30 +195,29 @@ def audit(
     folder = RunFolder.open(run)
     with progress(err, "attacking", quiet) as done:
         audited = measure(folder, steps, shadows, workers or os.cpu_count() or 1, done)
-    content: dict[str, Any] = {"attacker": list(ATTACKER), "steps": steps, "shadows": shadows, **audited.to_json()}
+    content: dict[str, Any] = {"attacker": list(ATTACKER), "steps": steps, "shadows": shadows, **audited}
     _leave(folder, "audit.json", content, section(content), as_json)
 
 
+@app.command()
 def theory(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.", show_default=False)],
+    run: Run,
     steps: Annotated[int, typer.Option(min=1, help="The largest number of gradient steps of a measured round.")] = 8,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Compare the paper's bound on the change of the loss in a round with the measured change.
 
-    Examples:
-      hetero-ssfl theory runs/a
-      hetero-ssfl theory runs/a --steps 20 --json
+    Example:
+      hetero-ssfl theory runs/a --steps 20
 
     Every client trains a few steps from its untrained and from its saved networks, which stay as they are. The figures
     are also written to theory.json in the run folder, where `hetero-ssfl report` finds them.
     """
     from ..report.progress import progress
     from ..runs.folder import RunFolder
-    from ..studies.theory.assumptions import changed_assumptions
     from ..studies.theory.measure import measure
-    from ..studies.theory.tables import section
+    from ..studies.theory.tables import changed_assumptions, section
 
     folder = RunFolder.open(run)
     with progress(err, "measuring", quiet) as done:
@@ -301,10 +227,17 @@ def theory(
     _leave(folder, "theory.json", content, section(rounds, changed), as_json)
 
 
-def _leave(folder: "RunFolder", file: str, content: dict[str, Any], section: "StudySection", as_json: bool) -> None:
-    """Write what a study found to the run folder, where a report finds it, and print it."""
+def _leave(folder: "RunFolder", file: str, content: dict[str, Any], section: StudySection, as_json: bool) -> None:
+    """Write what a study found to the run folder, where a report finds it, and print it as a report shows it."""
+    from ..report.tables import table_of
+
     folder.write_json(file, {**content, "section": section.model_dump()})
-    if as_json:
-        print_json({"run": str(folder.path), **content})
-    else:
-        print_section(section)
+    parts: list[str | Table] = []
+    for part in section.tables:
+        table = table_of(escape(part.caption), part.head, ([*map(escape, row)] for row in part.rows))
+        table.title_justify = "left"
+        parts.append(table)
+    folded = [
+        line for title, texts in section.folded.items() for line in (f"{title}:", *(f"- {text}" for text in texts))
+    ]
+    show(as_json, {"run": str(folder.path), **content}, *parts, *map(escape, [*section.notes, *folded]))

@@ -1,30 +1,21 @@
-"""Consoles and options that several commands use."""
+"""What commands print, and what they say when they are interrupted."""
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-import typer
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ..terminal import Console
-
-if TYPE_CHECKING:
-    from ..runs.schema import StudySection
 
 # Without a terminal rich assumes 80 columns, which breaks tables in log files.
 out = Console(width=None if sys.stdout.isatty() else 140)
 err = Console(stderr=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
-BadImage = Annotated[
-    Literal["error", "skip"] | None, typer.Option("--on-bad-image", help="What to do with images that cannot be used.")
-]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. alignment.mu=2.")
-]
 
 
 def say(text: str) -> None:
@@ -32,29 +23,57 @@ def say(text: str) -> None:
     out.print(text, highlight=False, soft_wrap=True)
 
 
-def configs(incomplete: str) -> list[str]:
-    """Return the presets that complete a word. If there are none, the shell offers files."""
-    from ..config import preset_names
-
-    return [name for name in preset_names() if name.startswith(incomplete)]
+def remark(text: str) -> None:
+    """Print one line to the standard error, as `say` does to the standard output."""
+    err.print(text, highlight=False, soft_wrap=True)
 
 
-def print_section(section: "StudySection") -> None:
-    """Print what a study found, as a report shows it."""
-    for part in section.tables:
-        table = Table(title=escape(part.caption), title_justify="left")
-        for number, name in enumerate(part.head):
-            table.add_column(name, justify="right" if number else "left")
-        for row in part.rows:
-            table.add_row(*map(escape, row))
-        out.print(table)
-    for text in section.notes:
-        say(escape(text))
-    for title, texts in section.folded.items():
-        say(f"{escape(title)}:")
-        for text in texts:
-            say(f"- {escape(text)}")
+def show(as_json: bool, content: dict[str, Any], *parts: "str | Table") -> None:
+    """Print a result as one JSON object, or as lines and tables for people."""
+    if as_json:
+        print(json.dumps(content, indent=2))
+        return
+    for part in parts:
+        say(part) if isinstance(part, str) else out.print(part)
 
 
-def print_json(content: dict[str, Any]) -> None:
-    print(json.dumps(content, indent=2))
+def save_table(table: Table, csv: Path | None, latex: Path | None, markdown: Path | None) -> None:
+    """Write a table as it is shown to files of other formats."""
+    if not (csv or latex or markdown):
+        return
+    from pandas import DataFrame
+
+    from ..runs.files import write_atomically
+
+    head = [" ".join(Text.from_markup(str(column.header)).plain.split()) for column in table.columns]
+    columns = [[Text.from_markup(str(cell)).plain for cell in column.cells] for column in table.columns]
+    rows = list(zip(*columns, strict=True))
+    lines = [head, ["---"] * len(head), *rows]
+    bars = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
+    frame = DataFrame(rows, columns=head)
+    in_latex = frame.to_latex(index=False, escape=True).replace("±", r"$\pm$") if latex else ""
+    for path, text in ((csv, frame.to_csv(index=False)), (latex, in_latex), (markdown, "\n".join([*bars, ""]))):
+        if path is not None:
+            write_atomically(path, text.encode())
+            remark(f"table: {escape(str(path))}")
+
+
+@contextmanager
+def resumable(places: Sequence[Path] | None = None) -> Iterator[None]:
+    """Say how to continue when the user interrupts, and end with the exit code of an interrupted program.
+
+    The last of `places` is the folder of the only run that the command trains.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if places is None:
+            remark("Interrupted. What is finished is kept. Run the same command again to continue.")
+        elif not places or not (places[-1] / "config.toml").exists():
+            remark("Interrupted before training began; nothing was written.")
+        else:
+            from ..runs.folder import resume_command
+
+            how = escape(resume_command(places[-1]))
+            remark(f"Interrupted. Every finished round is kept; continue with: {how}")
+        sys.exit(130)

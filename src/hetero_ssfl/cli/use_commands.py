@@ -1,4 +1,4 @@
-"""`hetero-ssfl embed`, `export` and `neighbours`: parse, call, print. Heavy imports wait until a command needs them."""
+"""The commands that use trained encoders: embed, export, neighbours."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,26 +7,20 @@ import typer
 from rich.markup import escape
 
 from ..terminal import Console
-from .terminal import BadImage, Json, Quiet, print_json, say
+from .options import SKIP, BadImage, Json, Quiet
+from .terminal import say, show
 
 app = typer.Typer()
 
-Model = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of a finished run, or of one model (with card.json).")
-]
+Model = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run, or of one model.")]
 Client = Annotated[str | None, typer.Option(help="The client whose encoder is used: a number or a name.")]
-Encoder = Annotated[
-    str | None,
-    typer.Option(metavar="MODULE:CALLABLE", help="Code that builds the encoder, if its card cannot name it."),
-]
+Encoder = Annotated[str | None, typer.Option(metavar="MODULE:CALLABLE", help="Builds it, if its card names no code.")]
 
 
 @app.command()
 def embed(
     run: Model,
-    images: Annotated[
-        str, typer.Option(metavar="SOURCE", help="A folder of images, an image, parquet, or a data set's name.")
-    ],
+    images: Annotated[str, typer.Option(metavar="SOURCE", help="A folder, an image, parquet, or a data set's name.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="FILE.parquet or FILE.npy.")],
     client: Client = None,
     encoder: Encoder = None,
@@ -43,6 +37,7 @@ def embed(
       hetero-ssfl embed runs/a --client 2 --images photos -o features.parquet
       hetero-ssfl embed state/federations/ID/model --images scans -o scans.npy
     """
+    from ..data import skip_with
     from ..use.embed import check_output, open_images, save_features
     from ..use.embed import embed as embed_images
     from ..use.models import find_model
@@ -50,27 +45,21 @@ def embed(
     check_output(output)
     model = find_model(run, client)
     total, pictures = open_images(model, images, on_bad_image or "error")
-    features = embed_images([model.load(encoder)], pictures, total, Console(stderr=True, quiet=quiet))
+    with skip_with(SKIP):
+        features = embed_images([model.load(encoder)], pictures, total, Console(stderr=True, quiet=quiet))
     save_features(output, features, model)
     count, width = features.features[0].shape
-    if as_json:
-        facts = {"file": str(output), "client": model.client, "images": count, "width": width, "skipped": total - count}
-        print_json(facts)
-        return
-    skipped = f", {total - count} bad images skipped" if total > count else ""
-    say(f"{count:,} images, {width} features each{skipped}: {escape(str(output))}")
+    bad = total - count
+    content = {"file": str(output), "client": model.client, "images": count, "width": width, "skipped": bad}
+    skipped = f", {bad} bad images skipped" if bad else ""
+    show(as_json, content, f"{count:,} images, {width} features each{skipped}: {escape(str(output))}")
 
 
 @app.command()
 def export(
     run: Model,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="FOLDER|FILE", help="A folder, or a file with the format's suffix."),
-    ],
-    to: Annotated[
-        str, typer.Option(metavar="FORMAT", help="safetensors, torch-export (.pt2) or onnx.")
-    ] = "safetensors",
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER|FILE", help="A folder, or a file.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="safetensors, torch-export or onnx.")] = "safetensors",
     client: Client = None,
     encoder: Encoder = None,
     as_json: Json = False,
@@ -84,39 +73,24 @@ def export(
       hetero-ssfl export runs/a --client 2 --to onnx -o exported
       hetero-ssfl export runs/a --client 2 --to torch-export -o encoder.pt2
     """
-    from ..use.export import check_format
     from ..use.export import export as export_model
     from ..use.models import find_model
 
-    check_format(to)
     model = find_model(run, client)
     file = export_model(model, to, output, encoder)
-    if as_json:
-        print_json({"file": str(file), "client": model.client, "format": to})
-    else:
-        say(f"{model.client}, {escape(model.card['encoder'])}: {escape(str(file))}")
+    text = f"{model.client}, {escape(model.card['encoder'])}: {escape(str(file))}"
+    show(as_json, {"file": str(file), "client": model.client, "format": to}, text)
 
 
 @app.command()
 def neighbours(
     run: Model,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page to write.")],
-    client: Annotated[
-        list[str] | None,
-        typer.Option(help="A client whose encoder is used: a number or a name; repeat for more. By default all."),
-    ] = None,
-    query: Annotated[
-        list[str] | None,
-        typer.Option(metavar="IMAGE|ROW", help="A file, a path below --images, or a number; repeat for more."),
-    ] = None,
-    images: Annotated[
-        str | None,
-        typer.Option(metavar="SOURCE", help="The images to search; by default the run's shared images (RAD)."),
-    ] = None,
+    client: Annotated[list[str] | None, typer.Option(help="A number or name; repeat. By default all.")] = None,
+    query: Annotated[list[str] | None, typer.Option(metavar="IMAGE|ROW", help="An image or number; repeat.")] = None,
+    images: Annotated[str | None, typer.Option(metavar="SOURCE", help="What to search; by default the RAD.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=200, help="The number of nearest images to show.")] = 8,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the four random queries that are used without --query.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the four queries without --query.")] = 0,
     encoder: Encoder = None,
     on_bad_image: BadImage = None,
     quiet: Quiet = False,
@@ -131,10 +105,12 @@ def neighbours(
       hetero-ssfl neighbours runs/a --client 0 --client 2 -o two.html
       hetero-ssfl neighbours runs/a --images photos --query cat.png -o cats.html
     """
+    from ..data import skip_with
     from ..use.models import find_models
     from ..use.neighbours import Search, write_neighbours
 
     models = [model for one in client or ["all"] for model in find_models(run, one)]
     search = Search(models, images, query or [], k, seed, on_bad_image or "error", encoder)
-    write_neighbours(search, output, Console(stderr=True, quiet=quiet))
+    with skip_with(SKIP):
+        write_neighbours(search, output, Console(stderr=True, quiet=quiet))
     say(f"page: {escape(str(output))}")

@@ -1,32 +1,9 @@
 """The config of a run: its settings (schema.py, sections/) and how it is read (reading.py)."""
 
-from .reading import differences as differences
-from .reading import evaluation_config as evaluation_config
-from .reading import flat as flat
-from .reading import load_config as load_config
-from .reading import parse_config as parse_config
-from .reading import preset_names as preset_names
-from .reading import preset_text as preset_text
-from .reading import settings_of as settings_of
-from .reading import validate as validate
-from .reading import with_settings as with_settings
-from .schema import Config as Config
-from .sections.base import Section as Section
-from .sections.data import DataConfig as DataConfig
-from .sections.data import PartitionConfig as PartitionConfig
-from .sections.data import RadConfig as RadConfig
-from .sections.data import ViewsConfig as ViewsConfig
-from .sections.federation import ClientsConfig as ClientsConfig
-from .sections.federation import EngineConfig as EngineConfig
-from .sections.federation import PrivacyConfig as PrivacyConfig
-from .sections.federation import SeatConfig as SeatConfig
-from .sections.federation import TrackingConfig as TrackingConfig
-from .sections.learning import AlignmentConfig as AlignmentConfig
-from .sections.learning import AveragingConfig as AveragingConfig
-from .sections.learning import EvaluationConfig as EvaluationConfig
-from .sections.learning import Layer as Layer
-from .sections.learning import ModelConfig as ModelConfig
-from .sections.learning import OptimConfig as OptimConfig
-from .sections.learning import Precision as Precision
-from .sections.learning import SslConfig as SslConfig
-from .sections.learning import as_model as as_model
+from .reading import differences, evaluation_config, flat, settings_of, validate, with_settings
+from .reading import load_config, parse_config, preset_names, preset_text
+from .schema import Config
+from .sections.base import Layer, Precision, Section
+from .sections.data import DataConfig, PartitionConfig, RadConfig, ViewsConfig
+from .sections.federation import ClientsConfig, EngineConfig, PrivacyConfig, SeatConfig, TrackingConfig
+from .sections.learning import AlignmentConfig, AveragingConfig, EvaluationConfig, ModelConfig, OptimConfig, SslConfig

@@ -19,7 +19,7 @@ from .schema import Config
 from .sections.base import Section
 from .sections.learning import ModelConfig
 
-PRESETS = "hetero_ssfl.presets"
+PRESETS = resources.files("hetero_ssfl.presets")
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -27,10 +27,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 def parse_config(text: str, overrides: Iterable[str] = (), origin: str = "the config") -> Config:
     """Read TOML, apply `key=value` overrides, validate. Raises ConfigError with a remedy."""
     try:
-        values = tomllib.loads(text)
-        for key, value in settings_of(overrides).items():
-            _assign(values, key, value)
-        return validate(values, Config)
+        return validate(_changed(tomllib.loads(text), settings_of(overrides)), Config)
     except ValueError as error:  # TOMLDecodeError is one; a number of thousands of digits raises another
         raise ConfigError(f"{origin} is not valid TOML: {str(error)[:200]}. Fix that line.") from None
     except RecursionError:
@@ -63,10 +60,8 @@ def load_config(preset_or_path: str, overrides: Iterable[str] = ()) -> Config:
 
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     """Return a copy of the config with some settings changed, by the same keys as `--set`: {"alignment.mu": 4}."""
-    values = config.model_dump(mode="json")
-    for key, value in settings.items():
-        _assign(values, key, value)
-    return validate(values, Config)
+    values = config.model_dump(mode="json", exclude_unset=True)  # defaults may depend on what changes
+    return validate(_changed(values, settings), Config)
 
 
 def differences(before: Config, after: Config) -> dict[str, Any]:
@@ -84,15 +79,13 @@ def evaluation_config(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def preset_names() -> list[str]:
-    folder = resources.files(PRESETS)
-    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return sorted(entry.name[:-5] for entry in PRESETS.iterdir() if entry.name.endswith(".toml"))
 
 
 def preset_text(name: str) -> str:
-    """Return the TOML of a preset."""
     if name not in preset_names():
         raise ConfigError(f"unknown preset '{name}', expected {_choices(preset_names(), name)}.")
-    return resources.files(PRESETS).joinpath(f"{name}.toml").read_text()
+    return PRESETS.joinpath(f"{name}.toml").read_text()
 
 
 def validate(values: dict[str, Any], kind: type[SectionT]) -> SectionT:
@@ -117,15 +110,18 @@ def settings_of(overrides: Iterable[str]) -> dict[str, Any]:
     return settings
 
 
-def _assign(values: dict[str, Any], key: str, value: Any) -> None:
-    *parents, leaf = key.split(".")
-    for parent in parents:
-        values = values.setdefault(parent, {})
-        if not isinstance(values, dict):
-            raise ConfigError(
-                f"override '{key}={value}' cannot be applied: '{parent}' is a value, not a section. Shorten the key."
-            )
-    values[leaf] = value
+def _changed(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Write settings such as {"alignment.mu": 2} into nested sections, and return these."""
+    for key, value in settings.items():
+        *parents, leaf = key.split(".")
+        section = values
+        for parent in parents:
+            section = section.setdefault(parent, {})
+            if not isinstance(section, dict):
+                reason = f"'{parent}' is a value, not a section"
+                raise ConfigError(f"override '{key}={value}' cannot be applied: {reason}. Shorten the key.")
+        section[leaf] = value
+    return values
 
 
 def _explain(error: ValidationError, kind: type[Section]) -> str:

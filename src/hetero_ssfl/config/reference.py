@@ -13,13 +13,14 @@ from .schema import Config
 from .sections.base import Section
 from .sections.learning import ModelConfig
 
+NUMBERS = {"integer": "a whole number", "number": "a number"}
+LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+
 
 @dataclass(frozen=True)
 class Setting:
-    key: str
-    """The full key, such as `alignment.mu`."""
-    default: str
-    """As in a config file; empty if the setting is unset."""
+    key: str  # in full, such as `alignment.mu`
+    default: str  # as in a config file; empty if the setting is unset
     values: str
     meaning: str
 
@@ -57,7 +58,7 @@ def settings_named(pattern: str) -> list[Setting]:
 def _sections() -> dict[str, type[Section]]:
     fields = {name: field.annotation for name, field in Config.model_fields.items()}
     sections = {name: kind for name, kind in fields.items() if isinstance(kind, type) and issubclass(kind, Section)}
-    return {**sections, "clients.models": ModelConfig}
+    return sections | {"clients.models": ModelConfig}
 
 
 def _settings(section: type[Section], name: str) -> Iterator[Setting]:
@@ -96,16 +97,5 @@ def _values(schema: dict[str, Any]) -> str:
         return f"[{', '.join(map(_values, items))}]" if items else f"a list: {_values(schema['items'])}"
     if kind == "boolean":
         return "true, false"
-    numbers = {"integer": "a whole number", "number": "a number"}
-    return f"{numbers[kind]}{_range(schema)}" if kind in numbers else ""
-
-
-def _range(schema: dict[str, Any]) -> str:
-    limits = {
-        "minimum": "at least",
-        "exclusiveMinimum": "above",
-        "maximum": "at most",
-        "exclusiveMaximum": "below",
-    }
-    text = " and ".join(f"{phrase} {schema[key]:g}" for key, phrase in limits.items() if key in schema)
-    return f" {text}" if text else ""
+    limits = " and ".join(f"{phrase} {schema[key]:g}" for key, phrase in LIMITS.items() if key in schema)
+    return f"{NUMBERS[kind]} {limits}".rstrip() if kind in NUMBERS else ""

@@ -1,44 +1,14 @@
 """Load images, divide them among clients, and make random views for training."""
 
-from .batches import take as take
-from .cache import remembered as remembered
-from .images import USUAL_SIDE as USUAL_SIDE
-from .images import Counts as Counts
-from .images import Images as Images
-from .images import UnequalSizesError as UnequalSizesError
-from .images import count_images as count_images
-from .images import digest as digest
-from .images import load_images as load_images
-from .leakage import without_trained as without_trained
-from .objects import Data as Data
-from .objects import agree_on_classes as agree_on_classes
-from .objects import joined as joined
-from .objects import read_given as read_given
-from .objects import read_rad as read_rad
-from .objects import read_with_test as read_with_test
-from .partition import assign_classes as assign_classes
-from .partition import partition as partition
-from .pixels import are_dark as are_dark
-from .pixels import float_images_remedy as float_images_remedy
-from .pixels import is_pixels as is_pixels
-from .pixels import largest_value as largest_value
-from .pixels import to_unit_range as to_unit_range
-from .snapshots import Snapshot as Snapshot
-from .snapshots import take_snapshot as take_snapshot
-from .snapshots import what_changed as what_changed
-from .sources import is_here as is_here
-from .sources import same_source as same_source
-from .splits import Split as Split
-from .splits import balanced_order as balanced_order
-from .splits import fit_rad as fit_rad
-from .splits import fit_to_data as fit_to_data
-from .splits import kept_apart as kept_apart
-from .splits import load_rad as load_rad
-from .splits import load_rad_alone as load_rad_alone
-from .splits import split_training_images as split_training_images
-from .splits import validation_size as validation_size
-from .streams import image_sizes as image_sizes
-from .views import MEAN as MEAN
-from .views import STD as STD
-from .views import random_view as random_view
-from .views import to_input as to_input
+from .cache import remembered
+from .decoding import USUAL_SIDE, UnequalSizesError, UnreadableImageError, skip_with
+from .images import Counts, Images, Skipped, SourceImage
+from .images import count_images, digest, each_image, image_sizes, load_images, take
+from .objects import Data, agree_on_classes, joined, read_given, read_rad, read_with_test
+from .partition import assign_classes, partition
+from .pixels import are_dark, float_images_remedy, is_pixels, largest_value, to_unit_range
+from .snapshots import Snapshot, take_snapshot, what_changed
+from .sources import is_here, same_source
+from .splits import Split, balanced_order, fit_rad, fit_to_data, kept_apart, load_rad, load_rad_alone
+from .splits import split_training_images, validation_size, without_trained
+from .views import MEAN, STD, random_view, ten_crop, to_input

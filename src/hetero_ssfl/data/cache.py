@@ -22,29 +22,20 @@ def cache_folder() -> Path:
 
 
 def max_bytes() -> int:
-    """Return the size limit of the cache."""
     text = os.environ.get("HETERO_SSFL_CACHE_MB", str(USUAL_MB))
-    try:
-        most = int(text)
-    except ValueError:
-        most = 0
-    if most < 1:
+    if not text.isdecimal() or not int(text):
         raise DataError(f"HETERO_SSFL_CACHE_MB is '{text[:40]}', expected a whole number of at least 1. Correct it.")
-    return most * 2**20
+    return int(text) * 2**20
 
 
-def private_scratch(file: Path) -> Path:
-    """Create an empty file beside `file`, to be filled and renamed. Only its owner may read it: images are private."""
+def write_private(file: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill an empty file, which then replaces `file`. Only its owner may read it: images are private."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     scratch = file.with_suffix(f".{os.getpid()}{file.suffix}")
     scratch.unlink(missing_ok=True)
     scratch.touch(mode=0o600)
-    return scratch
-
-
-def mark_used(file: Path) -> None:
-    with suppress(OSError):  # a read-only cache still works; its entries only look older than they are
-        os.utime(file)
+    write(scratch)
+    scratch.replace(file)
 
 
 def prune_cache(newest: Path) -> None:
@@ -56,16 +47,14 @@ def prune_cache(newest: Path) -> None:
     for file in newest.parent.iterdir():
         with suppress(OSError):  # another process may be deleting it
             entries.setdefault(file.name.partition(".")[0], []).append((file, file.stat()))
-    sizes = {name: sum(stat.st_size for _, stat in files) for name, files in entries.items()}
-    by_age = sorted(entries, key=lambda name: max(stat.st_mtime_ns for _, stat in entries[name]))
-    excess = sum(sizes.values()) - max_bytes()
-    for name in by_age:
+    excess = sum(stat.st_size for files in entries.values() for _, stat in files) - max_bytes()
+    entries.pop(newest.name, None)
+    for files in sorted(entries.values(), key=lambda files: max(stat.st_mtime_ns for _, stat in files)):
         if excess <= 0:
             return
-        if name != newest.name.partition(".")[0]:
-            for file, _ in entries[name]:
-                file.unlink(missing_ok=True)
-            excess -= sizes[name]
+        for file, stat in files:
+            file.unlink(missing_ok=True)
+            excess -= stat.st_size
 
 
 def remembered(key: object, find_out: Callable[[], Any]) -> Any:
@@ -75,7 +64,5 @@ def remembered(key: object, find_out: Callable[[], Any]) -> Any:
         return json.loads(file.read_text())
     value = find_out()
     with suppress(OSError):  # without a cache it is found out again
-        scratch = private_scratch(file)
-        scratch.write_text(json.dumps(value))
-        scratch.replace(file)
+        write_private(file, lambda path: path.write_text(json.dumps(value)))
     return value

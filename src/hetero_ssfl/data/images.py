@@ -7,10 +7,13 @@ in memory.
 import hashlib
 import json
 import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,35 +23,38 @@ from torch import Tensor
 from ..config import DataConfig
 from ..errors import DataError
 from ..terminal import Console
-from .cache import cache_folder, mark_used, max_bytes, private_scratch, prune_cache, remembered
-from .sources import Rows, Subset, count_files, fixed_fifth, locate, open_rows
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from .cache import cache_folder, max_bytes, prune_cache, remembered, write_private
+from .decoding import BadImageError, UnreadableImageError, UsableImageError, check_size, decode_image
+from .sources import Rows, Subset, files_of, fixed_fifth, image_files, locate, open_rows
 
 log = logging.getLogger(__name__)
 
 DIGITS = 1797
 MAX_CLASSES = 1000  # assumed for a source whose labels are not read
-USUAL_SIDE = 32  # recommended for images of unequal sizes
-FORMAT = 4  # increase it when the cached content changes for the same source
+FORMAT = 5  # increase it when the cached content changes for the same source
 
 
-class UnequalSizesError(DataError):
-    """The images are readable, but not squares of one size: they need `data.side`."""
+class Skipped(NamedTuple):
+    """An unreadable image that was left out."""
+
+    source: str
+    image: str  # its path within the source, or its number
+    reason: str
 
 
 @dataclass(frozen=True)
 class Images:
-    """Pixels of shape (n, channels, side, side) as uint8, and labels if the source has them."""
+    """Pixels of shape (n, channels, side, side) as uint8, and labels if the source has them.
+
+    `skipped` are the unreadable images of the source. `checksum` identifies all pixels and labels of the
+    source's split, if they were read from files. A subset keeps both.
+    """
 
     pixels: Tensor
     labels: Tensor | None
     classes: tuple[str, ...] = ()
-    skipped: int = 0
-    """Number of unreadable images in the source; a subset keeps the number of its source."""
+    skipped: tuple[Skipped, ...] = ()
     checksum: str | None = None
-    """Identifies all pixels and labels of the source's split, if they were read from files; a subset keeps it, too."""
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -64,6 +70,19 @@ def digest(pixels: Tensor) -> str:
     return hashlib.sha256(shape.encode() + pixels.contiguous().numpy().tobytes()).hexdigest()
 
 
+def take(data: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """Return data[rows] on `device`. `data` may be on any device; `rows` are on the CPU.
+
+    A blocking copy would wait for all work queued on an accelerator; a copy from pinned memory does not.
+    """
+    if data.device.type != "cpu":
+        return data[rows.to(data.device, non_blocking=True)]
+    batch = data[rows]
+    if device.type == "cuda":
+        batch = batch.pin_memory()
+    return batch.to(device, non_blocking=True)
+
+
 def load_images(config: DataConfig, split: Subset) -> Images:
     """Load a whole split, from the cache if possible."""
     if config.source == "digits":
@@ -74,7 +93,7 @@ def load_images(config: DataConfig, split: Subset) -> Images:
     if images is None:
         rows = open_rows(config, source, split)
         if split == "test" and not rows.count:
-            return replace(load_images(config, "train").subset(torch.arange(0)), skipped=0)
+            return replace(load_images(config, "train").subset(torch.arange(0)), skipped=())
         _fill_cache(entry, config, rows, f"{config.source} ({split})")
         images = _read_cache(entry)
         assert images is not None
@@ -84,25 +103,22 @@ def load_images(config: DataConfig, split: Subset) -> Images:
 class Counts(NamedTuple):
     """Size of a source, whatever the size of its images. It is an upper bound: unreadable images are included."""
 
-    images: int
-    """Of all splits."""
-    train: int
-    """Of the training split at most."""
+    images: int  # of all splits
+    train: int  # of the training split at most
     classes: int
 
 
 def count_images(config: DataConfig) -> Counts:
     """Count the images of a source without decoding them."""
-    if config.source == "digits":
-        total, classes = DIGITS, 10
-    else:
+    total, classes = DIGITS, 10
+    if config.source != "digits":
         source = locate(config.source)
-        counted = count_files(source) if isinstance(source, Path) else None
-        if counted is None:
+        files = image_files(source) if isinstance(source, Path) else []
+        total, classes = len(files), len({file.parent for file in files})
+        if not files:
             plain = config.model_copy(update={"side": None, "channels": None})
             key = ["count", _cache_key(plain, source, "all")]
-            counted = remembered(key, lambda: open_rows(plain, source, "all").count), MAX_CLASSES
-        total, classes = counted
+            total, classes = remembered(key, lambda: open_rows(plain, source, "all").count), MAX_CLASSES
     return Counts(total, min(total, config.limit or total), classes)
 
 
@@ -126,24 +142,20 @@ def _digits_file() -> tuple[np.ndarray, np.ndarray]:
     They are read from scikit-learn's data file, because importing scikit-learn takes as long as importing torch.
     """
     package = find_spec("sklearn")
-    folders = package.submodule_search_locations if package else None
-    path = Path(next(iter(folders or [])), "datasets", "data", "digits.csv.gz")
+    path = Path(package.origin if package and package.origin else "").parent / "datasets/data/digits.csv.gz"
     if not path.exists():
         from sklearn.datasets import load_digits
 
-        bunch = load_digits()
-        return bunch.images, bunch.target
+        return load_digits().images, load_digits().target
     rows = np.loadtxt(path, delimiter=",")
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
 
 
 def _cache_key(config: DataConfig, source: Path | str, split: Subset) -> str:
     """Identify the decoded content by its source, the state of the source's files, and the decoding settings."""
-    files: list[Any] = []
-    if isinstance(source, Path):
-        source = source.resolve()
-        paths = sorted(source.rglob("*")) if source.is_dir() else [source]
-        files = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in paths if f.is_file()]
+    source = source.resolve() if isinstance(source, Path) else source
+    paths = files_of(source) if isinstance(source, Path) else []
+    files = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in paths]
     decoding = config.model_dump(exclude={"source", "limit", "validation"})
     text = json.dumps([FORMAT, str(source), split, files, decoding], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -159,9 +171,11 @@ def _read_cache(entry: Path) -> Images | None:
     if _checksum(pixels, card.get("labels")) != card.get("sha256"):
         log.warning("cached images %s do not match their checksum; decoding again", entry.name)
         return None
-    mark_used(entry.with_suffix(".json"))
+    with suppress(OSError):  # a read-only cache still works; its entries only look older than they are
+        os.utime(entry.with_suffix(".json"))
     labels = None if card["labels"] is None else torch.tensor(card["labels"], dtype=torch.long)
-    return Images(torch.from_numpy(pixels), labels, tuple(card["classes"]), card["skipped"], card["sha256"])
+    skipped = tuple(Skipped(*image) for image in card["skipped"])
+    return Images(torch.from_numpy(pixels), labels, tuple(card["classes"]), skipped, card["sha256"])
 
 
 def _checksum(pixels: np.ndarray, labels: list[int] | None) -> str:
@@ -173,131 +187,103 @@ def _checksum(pixels: np.ndarray, labels: list[int] | None) -> str:
 def _fill_cache(entry: Path, config: DataConfig, rows: Rows, what: str) -> None:
     max_bytes()  # raises for a wrong limit before anything is decoded
     pixels, labels, skipped = _decode(config, rows, what)
-    card = {
-        "source": config.source,
-        "sha256": _checksum(pixels, labels),
-        "classes": rows.classes,
-        "labels": labels,
-        "skipped": skipped,
-    }
+    card = {"source": config.source, "classes": rows.classes, "labels": labels, "skipped": skipped}
+    card["sha256"] = _checksum(pixels, labels)
     try:
-        scratch = private_scratch(entry.with_suffix(".npy"))
-        np.save(scratch, pixels, allow_pickle=False)
-        scratch.replace(entry.with_suffix(".npy"))
-        scratch = private_scratch(entry.with_suffix(".json"))
-        scratch.write_text(json.dumps(card))
-        scratch.replace(entry.with_suffix(".json"))
+        write_private(entry.with_suffix(".npy"), lambda path: np.save(path, pixels, allow_pickle=False))
+        write_private(entry.with_suffix(".json"), lambda path: path.write_text(json.dumps(card)))
         prune_cache(entry)
     except OSError as error:
-        raise DataError(
-            f"cannot write the image cache in '{entry.parent}': {error.strerror}. "
-            "Free some space there, or set HETERO_SSFL_CACHE to another folder."
-        ) from None
+        reason = f"cannot write the image cache in '{entry.parent}': {error.strerror}"
+        raise DataError(f"{reason}. Free some space, or set HETERO_SSFL_CACHE to another folder.") from None
 
 
-def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list[int] | None, int]:
-    """Decode all images into one uint8 array. A bad image raises an error, or is counted and skipped."""
-    kept: list[np.ndarray] = []
-    labels: list[int] = []
-    channels: int | None = config.channels
-    skipped, screen = 0, Console(stderr=True)
+def _decode(config: DataConfig, rows: Rows, what: str) -> tuple[np.ndarray, list[int] | None, list[Skipped]]:
+    """Decode all images into one uint8 array. Also return their labels, and the images that were skipped."""
+    screen, text = Console(stderr=True), f"decoding {what}, once"
     hidden = not screen.is_terminal
-    shown = track(rows.items(), f"decoding {what}, once", rows.count, console=screen, transient=True, disable=hidden)
-    for number, (encoded, label) in enumerate(shown):
-        try:
-            picture, channels = decode_image(encoded, config.side, channels)
-            _check_size(picture, kept[0] if kept else picture)
-        except Exception as error:  # decoders raise more than their own error classes for broken files
-            if config.on_bad_image == "error":
-                raise _refusal(f"image {number}{_place(encoded, config.source)} of {what}", error) from None
-            skipped += 1
-            continue
-        kept.append(picture)
-        if label is not None:
-            labels.append(int(label))
+    shown = track(rows.encoded(), text, rows.count, console=screen, transient=True, disable=hidden)
+    skipped: list[Skipped] = []
+    kept = dict(decode_each(config, shown, what, skipped, alike=True))
     if not kept:
         raise DataError(f"{what} holds no readable images, expected at least one. Check data.source.")
-    if labels and len(labels) != len(kept):
-        raise DataError(f"only {len(labels)} of {len(kept)} images of {what} have a label, expected all or none.")
-    return np.ascontiguousarray(np.stack(kept)), labels or None, skipped
+    labels = None if rows.labels is None else [rows.labels[number] for number in kept]
+    return np.ascontiguousarray(np.stack(list(kept.values()))), labels, skipped
 
 
-class BadImageError(ValueError):
-    """An image that can be read, but not used. Its message continues the sentence "image 7 ..."."""
+def decode_each(
+    config: DataConfig, images: Iterable[Any], what: str, skipped: list[Skipped] | None = None, alike: bool = False
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Decode images (bytes or paths), fitted to the config, and yield them with their numbers.
 
-
-class _OtherSizeError(BadImageError):
-    """The image does not fit into one array with the others."""
-
-
-def _check_size(picture: np.ndarray, first: np.ndarray) -> None:
-    size, expected = (f"{a.shape[2]}x{a.shape[1]}" for a in (picture, first))
-    if picture.shape[1] != picture.shape[2]:
-        raise _OtherSizeError(f"is {size} pixels, not square")
-    if picture.shape != first.shape:
-        raise _OtherSizeError(f"is {size} pixels, but the first is {expected}")
-
-
-def _refusal(which: str, error: Exception) -> DataError:
-    if isinstance(error, _OtherSizeError):
-        remedy = f"Set data.side, for example {USUAL_SIDE}, to crop and resize all images."
-        return UnequalSizesError(f"{which} {error}. {remedy}", count=1)
-    reason = str(error) if isinstance(error, BadImageError) else "cannot be decoded"
-    remedy = "Repair or remove it, or set data.on_bad_image = 'skip' to skip such images."
-    return DataError(f"{which} {reason}. {remedy}", count=1)
-
-
-def _place(encoded: Any, source: str) -> str:
-    """Return the path of an image file within its source, in parentheses; nothing for an image of a table."""
-    if not isinstance(encoded, str):
-        return ""
-    file, folder = Path(encoded).resolve(), Path(source).expanduser().resolve()
-    return f" ({file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.name})"
-
-
-def decode_image(encoded: Any, side: int | None, channels: int | None) -> tuple[np.ndarray, int]:
-    """Decode bytes or a path into uint8 (channels, side, side); also return the number of channels.
-
-    Raises BadImageError with a reason, or whatever the decoder raises for a broken file.
+    An unreadable image raises an error or is added to `skipped`, as the config says. With `alike`, an image of another
+    shape raises an error: it is a good image, and `data.side` makes it usable. So do images that use a small part of 16
+    bits.
     """
-    import io
-
-    from PIL import Image
-
-    if encoded is None:
-        raise BadImageError("is missing")
-    stream = io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded
-    with Image.open(stream) as file:
-        return fit_image(file, side, channels)
-
-
-def fit_image(image: "Image", side: int | None, channels: int | None) -> tuple[np.ndarray, int]:
-    """Convert a PIL image to uint8 (channels, side, side), turned upright, cropped and resized if `side` is given."""
-    from PIL import ImageOps
-    from PIL.Image import Resampling
-
-    picture = eight_bits(ImageOps.exif_transpose(image))
-    if channels is None:
-        channels = 1 if picture.mode in ("1", "L", "LA") else 3
-    picture = picture.convert("L" if channels == 1 else "RGB")
-    if side and picture.size != (side, side):
-        picture = ImageOps.fit(picture, (side, side), Resampling.BICUBIC)
-    array = np.asarray(picture, dtype=np.uint8)
-    return np.ascontiguousarray(array[None] if channels == 1 else array.transpose(2, 0, 1)), channels
-
-
-def eight_bits(image: "Image") -> "Image":
-    """Scale grey values of 16 bits, or floats from 0 to 1, to 8 bits; PIL alone would clip them at 255."""
-    from PIL.Image import fromarray
-
-    if image.mode != "F" and not image.mode.startswith("I"):
-        return image
-    values = np.asarray(image, dtype=np.float64)
-    lowest, highest = float(values.min()), float(values.max())
-    largest = 1.0 if image.mode == "F" else 65535.0
-    if not 0 <= lowest <= highest <= largest:  # false for nan, too
-        kind = "a float" if image.mode == "F" else "an integer"
-        raise BadImageError(
-            f"is {kind} image with values from {lowest:g} to {highest:g}, expected 0 to {largest:g} (rescale it first)"
+    first, grey = None, list[float]()
+    for number, encoded in enumerate(images):
+        try:
+            channels = len(first) if first is not None else config.channels
+            picture = decode_image(encoded, config.side, channels, config.bit_depth, grey)
+            if alike:
+                check_size(picture, picture if first is None else first)
+                first = picture
+        except Exception as error:  # decoders raise more than their own error classes for broken files
+            bad, place = (
+                str(error) if isinstance(error, BadImageError) else "cannot be decoded",
+                _place(encoded, config),
+            )
+            which = f"image {number}{f' ({place})' * bool(place)} of {what} {bad}"
+            if isinstance(error, UsableImageError):
+                raise error.refusal(f"{which}. {error.remedy}") from None
+            if config.on_bad_image == "error":
+                raise UnreadableImageError(which) from None
+            if skipped is not None:
+                skipped.append(Skipped(config.source, place or str(number), bad))
+            continue
+        yield number, picture
+    if alike and config.bit_depth is None and 0 < max(grey, default=0) < 2**13:
+        raise DataError(
+            f"the 16-bit images of {what} have values up to {max(grey):g} of 65535, so networks would see them almost "
+            f"black. Set data.bit_depth = {max(8, int(max(grey)).bit_length())}, or 16 to take them as they are."
         )
-    return fromarray((values * (255 / largest)).round().astype(np.uint8))
+
+
+class SourceImage(NamedTuple):
+    """A uint8 image (channels, side, side), its row in the source and, in a folder, its relative path."""
+
+    row: int
+    path: str | None
+    pixels: Tensor
+
+
+def each_image(config: DataConfig) -> tuple[int, Iterator[SourceImage]]:
+    """Return the number of images and an iterator over them, fitted to `config`, which may skip bad ones. There is no
+    cache, and all images are read once."""
+    if config.source == "digits":
+        pixels = load_images(config, "all").pixels
+        return len(pixels), (SourceImage(row, None, image) for row, image in enumerate(pixels))
+    source, what = locate(config.source), f"'{config.source}'"
+    if isinstance(source, Path) and (files := image_files(source)):
+        root = source if source.is_dir() else source.parent
+        paths = [file.relative_to(root).as_posix() for file in files]
+        decoded = decode_each(config, files, what)
+        return len(files), (SourceImage(row, paths[row], torch.tensor(image)) for row, image in decoded)
+    rows = open_rows(config, source, "all")
+    decoded = decode_each(config, rows.encoded(), what)
+    return rows.count, (SourceImage(row, None, torch.tensor(image)) for row, image in decoded)
+
+
+def image_sizes(config: DataConfig) -> list[tuple[int, int]]:
+    """Return the sizes (width, height) of all images of a source that can be decoded, the smallest first."""
+    _, images = each_image(config.model_copy(update={"side": None, "on_bad_image": "skip"}))
+    sizes = {(image.pixels.shape[2], image.pixels.shape[1]) for image in images}
+    return sorted(sizes, key=lambda size: (size[0] * size[1], size))
+
+
+def _place(encoded: Any, config: DataConfig) -> str:
+    """Return the path of an image file within its source; nothing for an image of a table."""
+    if not isinstance(encoded, str | Path):
+        return ""
+    file, folder = Path(encoded).resolve(), Path(config.source).expanduser().resolve()
+    return file.relative_to(folder).as_posix() if file.is_relative_to(folder) and file != folder else file.name

@@ -15,18 +15,15 @@ from torch.utils.data import IterableDataset
 
 from ..config import DataConfig
 from ..errors import DataError
-from .images import Images, fit_image, load_images
+from .decoding import fit_image
+from .images import Images, Skipped, load_images
 from .pixels import as_images, is_pixels
 from .sources import IMAGE_COLUMNS, LABEL_COLUMNS, fixed_fifth
 
 Data: TypeAlias = Any
 """A folder, file or data-set id (str or Path), numpy array, tensor, list of arrays or PIL images, or torch Dataset."""
 
-NOT_SAMPLES = {
-    "DataLoader": "Pass its .dataset",
-    "dict": "Pass one of its parts, such as data['train']",
-    "DataFrame": "Pass its samples as an array, such as data[columns].to_numpy()",
-}
+NOT_SAMPLES = {"DataLoader", "dict", "DataFrame"}
 """Class names of objects that do not hold data sample by sample. Their libraries need not be installed."""
 
 
@@ -52,10 +49,7 @@ def read_with_test(data: Data, labels: Any, test: Data, config: DataConfig, who:
         test_data, test_labels = test if isinstance(test, tuple) and len(test) == 2 else (test, None)
         held_out = read_given(test_data, test_labels, config, f"{who} (test)")
         if held_out.labels is None:
-            raise DataError(
-                f"the test data of {who} have no labels, but testing needs labels. "
-                "Pass test=(data, labels), or omit test."
-            )
+            raise DataError(f"the test data of {who} have no labels. Pass test=(data, labels), or omit test.")
         return read_given(data, labels, config, who), held_out
     if isinstance(data, (str, Path)) and labels is None:
         source = _source(data, config)
@@ -64,9 +58,9 @@ def read_with_test(data: Data, labels: Any, test: Data, config: DataConfig, who:
             return train, load_images(source, "test")
     images = read_given(data, labels, config, who)
     if images.labels is None:
-        return images, replace(images.subset(torch.arange(0)), skipped=0)
+        return images, replace(images.subset(torch.arange(0)), skipped=())
     train_rows, test_rows = (fixed_fifth(len(images), split) for split in ("train", "test"))
-    return images.subset(train_rows), replace(images.subset(test_rows), skipped=0)
+    return images.subset(train_rows), replace(images.subset(test_rows), skipped=())
 
 
 def read_rad(data: Data, config: DataConfig) -> Tensor:
@@ -88,7 +82,7 @@ def joined(parts: Sequence[Images]) -> Images:
     labeled = [part for part in parts if part.labels is not None]
     pixels = torch.cat([part.pixels for part in labeled or parts])
     labels = torch.cat([part.labels for part in labeled if part.labels is not None]) if labeled else None
-    return Images(pixels, labels, parts[0].classes, sum(part.skipped for part in parts))
+    return Images(pixels, labels, parts[0].classes, sum((part.skipped for part in parts), ()))
 
 
 def agree_on_classes(parts: Sequence[Images]) -> list[Images]:
@@ -96,12 +90,9 @@ def agree_on_classes(parts: Sequence[Images]) -> list[Images]:
     names = {name for part in parts for name in part.classes}
     classes = tuple(sorted(names, key=lambda name: (not name.isdecimal(), len(name) if name.isdecimal() else 0, name)))
     place = {name: number for number, name in enumerate(classes)}
-    return [
-        replace(part, classes=classes)
-        if part.labels is None
-        else replace(part, labels=torch.tensor([place[n] for n in part.classes])[part.labels], classes=classes)
-        for part in parts
-    ]
+    numbers = [torch.tensor([place[name] for name in part.classes]) for part in parts]
+    labels = [None if part.labels is None else own[part.labels] for part, own in zip(parts, numbers, strict=True)]
+    return [replace(part, labels=own, classes=classes) for part, own in zip(parts, labels, strict=True)]
 
 
 def _samples(data: Data, who: str) -> tuple[Any, list[Any] | None]:
@@ -110,12 +101,9 @@ def _samples(data: Data, who: str) -> tuple[Any, list[Any] | None]:
         return data, None
     listed = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
     kinds = {kind.__name__ for kind in type(data).__mro__}
-    remedy = next((remedy for kind, remedy in NOT_SAMPLES.items() if kind in kinds), None)
-    if remedy or not (listed or isinstance(data, Iterable)):
-        raise DataError(
-            f"the data of {who} are a {type(data).__name__}, expected a folder, a data-set id, an array, a tensor or a "
-            f"torch Dataset. {remedy or 'Convert them'}."
-        )
+    if kinds & NOT_SAMPLES or not (listed or isinstance(data, Iterable)):
+        expected = "a folder, a data-set id, an array, a tensor or a torch Dataset (such as the .dataset of a loader)"
+        raise DataError(f"the data of {who} are a {type(data).__name__}, expected {expected}. Convert them.")
     # A Dataset need not be iterable; one that is may not stop at its length.
     items = [data[k] for k in range(len(data))] if listed else list(data)
     if not items:
@@ -163,28 +151,23 @@ def _stacked(samples: Sequence[Any], config: DataConfig, who: str) -> Any:
     from PIL.Image import Image
 
     if isinstance(samples[0], Image):
-        channels = config.channels or fit_image(samples[0], config.side, None)[1]
-        samples = [fit_image(sample, config.side, channels)[0] for sample in samples]
+        channels = config.channels or len(fit_image(samples[0], config.side, None, config.bit_depth))
+        samples = [fit_image(sample, config.side, channels, config.bit_depth) for sample in samples]
     elif not isinstance(samples[0], (np.ndarray, Tensor)):
-        paths = isinstance(samples[0], (str, Path))
-        raise DataError(
-            f"a sample of {who} is a {type(samples[0]).__name__}, expected an array, a tensor or a PIL image. "
-            f"{'Pass the path of a folder or file itself, not a list of paths' if paths else 'Convert it'}."
-        )
+        found = f"a sample of {who} is a {type(samples[0]).__name__}"
+        raise DataError(f"{found}, expected an array, a tensor or a PIL image. Convert it, or pass a folder's path.")
     else:
         samples = [np.asarray(sample) for sample in samples]
         if config.side and samples[0].dtype in (np.uint8, np.uint16):
             samples = [as_images(_from_numpy(s[None], who), config, who)[0].numpy() for s in samples]
     for number, sample in enumerate(samples):
         if sample.shape != samples[0].shape:
-            raise DataError(
-                f"sample {number} of {who} has shape {tuple(sample.shape)}, but the first has {samples[0].shape}. "
-                "Give all samples the same shape; for images, settings={'data.side': 32} resizes all."
-            )
+            found = f"sample {number} of {who} has shape {tuple(sample.shape)}, but the first has {samples[0].shape}"
+            raise DataError(f"{found}. Make them alike; for images, settings={{'data.side': 32}} resizes all.")
     return np.stack(samples)
 
 
-def _labeled(inputs: Tensor, labels: Any, who: str, skipped: int = 0) -> Images:
+def _labeled(inputs: Tensor, labels: Any, who: str, skipped: tuple[Skipped, ...] = ()) -> Images:
     if labels is None:
         return Images(inputs, None, skipped=skipped)
     values = labels.tolist() if isinstance(labels, (np.ndarray, Tensor)) else list(labels)

@@ -4,7 +4,6 @@ Dirichlet and shards use the partitioners of flwr-datasets. The paper's rule (di
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,26 +12,24 @@ from ..config import Config
 from ..errors import ConfigError
 from ..seeding import rng_for, seed_for
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 
 def partition(config: Config, labels: Tensor | None, size: int, n_classes: int) -> list[Tensor]:
-    """Return one tensor of row numbers per client: disjoint, complete, reproducible."""
-    settings, count = config.partition, config.clients.count
-    if labels is None and settings.kind != "iid":
-        raise ConfigError(
-            f"partition.kind = '{settings.kind}' divides by class, but the data has no labels. "
-            "Set partition.kind = 'iid'."
-        )
+    """Return one tensor of row numbers per client: disjoint, reproducible, complete if no client is limited."""
+    settings, count, most = config.partition, config.clients.count, config.partition.images
     if settings.kind == "iid":
-        order = torch.randperm(size, generator=rng_for(config.seed, "partition"))
-        return list(order.tensor_split(count))
-    assert labels is not None
-    if settings.kind == "classes":
+        parts = list(torch.randperm(size, generator=rng_for(config.seed, "partition")).tensor_split(count))
+    elif labels is None:
+        what = f"partition.kind = '{settings.kind}' divides by class, but the data has no labels"
+        raise ConfigError(f"{what}. Set partition.kind = 'iid'.")
+    elif settings.kind == "classes":
         holders = assign_classes(n_classes, count, settings.classes_per_client, config.seed)
-        return divide_by_class(labels, holders, rng_for(config.seed, "partition"))
-    return _by_flower(config, labels)
+        parts = divide_by_class(labels, holders, rng_for(config.seed, "partition"))
+    else:
+        parts = _by_flower(config, labels)
+    for k, rows in enumerate(parts if most else ()):
+        order = torch.randperm(len(rows), generator=rng_for(config.seed, "images of a client", k))
+        parts[k] = rows[order[: most[k % len(most)]]]
+    return parts
 
 
 def assign_classes(n_classes: int, count: int, per_client: int | None, seed: int) -> list[list[int]]:
@@ -48,11 +45,9 @@ def assign_classes(n_classes: int, count: int, per_client: int | None, seed: int
                 holders[k % count].append(left)
         return holders
     if count < n_classes:
-        raise ConfigError(
-            f"{count} clients with {wanted} disjoint classes each need {count * wanted} classes, "
-            f"but there are {n_classes}. "
-            f"Set partition.classes_per_client to at most {n_classes // count}."
-        )
+        needed = f"{count} clients with {wanted} disjoint classes each need {count * wanted} classes"
+        remedy = f"Set partition.classes_per_client to at most {n_classes // count}"
+        raise ConfigError(f"{needed}, but there are {n_classes}. {remedy}.")
     # Each client draws from the classes that the fewest clients hold so far, so that no class is left out.
     rng, held, holders = rng_for(seed, "holders"), torch.zeros(n_classes), []
     for _ in range(count):
@@ -75,6 +70,7 @@ def divide_by_class(labels: Tensor, holders: list[list[int]], rng: torch.Generat
 
 
 def _by_flower(config: Config, labels: Tensor) -> list[Tensor]:
+    from datasets import Dataset
     from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
 
     settings, count = config.partition, config.clients.count
@@ -83,22 +79,14 @@ def _by_flower(config: Config, labels: Tensor) -> list[Tensor]:
         "dirichlet": partial(DirichletPartitioner, alpha=settings.alpha, min_partition_size=2),
         "shards": partial(ShardPartitioner, num_shards_per_partition=settings.shards_per_client),
     }[settings.kind](num_partitions=count, partition_by="label", seed=seed)
-    partitioner.dataset = _row_table(labels)
+    partitioner.dataset = Dataset.from_dict({"label": labels.tolist(), "row": list(range(len(labels)))})
     try:
         parts = [torch.tensor(partitioner.load_partition(k)["row"]) for k in range(count)]
     except (ValueError, ZeroDivisionError) as error:  # empty shards cause a division by zero
-        raise ConfigError(
-            f"partition.kind = '{settings.kind}' cannot divide {len(labels)} images among {count} clients: "
-            f"{str(error).splitlines()[0]} Use fewer clients or shards, or a larger partition.alpha."
-        ) from None
+        what = f"partition.kind = '{settings.kind}' cannot divide {len(labels)} images among {count} clients"
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{what}: {reason} Use fewer clients or shards, or a larger partition.alpha.") from None
     given = torch.zeros(len(labels), dtype=torch.bool)
     given[torch.cat(parts)] = True
     left = torch.nonzero(~given).flatten()  # images that do not fill a shard are distributed too
     return [torch.cat([part, left[k::count]]) for k, part in enumerate(parts)]
-
-
-def _row_table(labels: Tensor) -> "Dataset":
-    from datasets import Dataset
-
-    columns: dict[str, Any] = {"label": labels.tolist(), "row": list(range(len(labels)))}
-    return Dataset.from_dict(columns)

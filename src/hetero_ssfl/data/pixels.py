@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..config import DataConfig
 from ..errors import DataError
-from .images import fit_image
+from .decoding import fit_image
 
 FULL_SCALE = {torch.uint8: 255, torch.uint16: 65535}
 """The value of white, by type."""
@@ -49,6 +49,8 @@ def float_images_remedy(data: Tensor) -> str:
 
 def as_images(pixels: Tensor, config: DataConfig, who: str) -> Tensor:
     """Convert images with channels first, channels last or no channels to (n, channels, side, side)."""
+    from PIL.Image import fromarray
+
     if pixels.ndim == 3:
         pixels = pixels[:, None]
     last = pixels.ndim == 4 and _channel_axis(pixels.shape) == 3
@@ -56,16 +58,16 @@ def as_images(pixels: Tensor, config: DataConfig, who: str) -> Tensor:
         kind = str(pixels.dtype).removeprefix("torch.")
         raise DataError(
             f"the data of {who} are {kind} of shape {tuple(pixels.shape)}, expected images: (n, height, width), with 1 "
-            "or 3 channels before or after, or square ones with any number of channels. Crop them to squares; data "
-            "that are not images should be float."
+            "or 3 channels, or squares with more. Crop them to squares; data that are not images should be float."
         )
     if last:
         pixels = pixels.permute(0, 3, 1, 2)
     channels, side = config.channels or pixels.shape[1], config.side
     if pixels.shape[1] == channels and (side is None or tuple(pixels.shape[2:]) == (side, side)):
         return pixels.contiguous()
-    if pixels.dtype == torch.uint8 and pixels.shape[1] in (1, 3) and channels in (1, 3):
-        return _fitted_as_files_are(pixels, side, channels)
+    if pixels.dtype == torch.uint8 and pixels.shape[1] in (1, 3) and channels in (1, 3):  # as files are
+        pictures = (fromarray(image.permute(1, 2, 0).squeeze(2).numpy()) for image in pixels)
+        return torch.from_numpy(np.stack([fit_image(picture, side, channels) for picture in pictures]))
     return _resized(_with_channels(pixels, channels, who), side)
 
 
@@ -77,13 +79,6 @@ def _channel_axis(shape: Sequence[int]) -> int | None:
     return 1 if shape[2] == shape[3] else 3 if shape[1] == shape[2] else None
 
 
-def _fitted_as_files_are(pixels: Tensor, side: int | None, channels: int) -> Tensor:
-    from PIL.Image import fromarray
-
-    rows = (image.permute(1, 2, 0).squeeze(2).numpy() for image in pixels)
-    return torch.from_numpy(np.stack([fit_image(fromarray(row), side, channels)[0] for row in rows]))
-
-
 def _with_channels(pixels: Tensor, wanted: int, who: str) -> Tensor:
     channels = pixels.shape[1]
     if channels == wanted:
@@ -93,10 +88,7 @@ def _with_channels(pixels: Tensor, wanted: int, who: str) -> Tensor:
     if (channels, wanted) == (3, 1):
         grey = torch.tensordot(pixels.float(), torch.tensor(GREY), ([1], [0]))[:, None]
         return _rounded(grey, pixels.dtype)
-    raise DataError(
-        f"the images of {who} have {channels} channels, expected {wanted}. Choose which channels to use: "
-        "array[:, [0, 1, 2]] takes the first three."
-    )
+    raise DataError(f"the images of {who} have {channels} channels, expected {wanted}. Choose which ones to use.")
 
 
 def _resized(pixels: Tensor, side: int | None) -> Tensor:

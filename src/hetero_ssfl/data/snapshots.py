@@ -8,13 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .cache import remembered
-from .sources import DATASET_FILES, METADATA, SUFFIXES, locate
+from .sources import DATASET_FILES, METADATA, SUFFIXES, TABLES, files_of, locate
 
 Snapshot = dict[str, tuple[int, int, str]]
 """For each file below a source: size, time of its last change in nanoseconds, and a digest of its contents."""
-
-TABLES = (".parquet", ".arrow")
-TABLE_FACTS = (*DATASET_FILES, "state.json")
 
 
 def take_snapshot(source: str) -> Snapshot | None:
@@ -35,8 +32,8 @@ def what_changed(source: str, before: Mapping[str, Sequence[int | str]]) -> str 
     removed, added = sorted(before.keys() - now.keys()), sorted(now.keys() - before.keys())
     other = [name for name in sorted(now.keys() & before.keys()) if list(now[name]) != list(before[name])[:2]]
     changed = [name for name in other if root is None or _digest(root, name) != before[name][2]]
-    parts = [_count(names, verb) for names, verb in ((removed, "removed"), (added, "added"), (changed, "changed"))]
-    return ", ".join(filter(None, parts)) or None
+    groups = {"removed": removed, "added": added, "changed": changed}
+    return ", ".join(f"{len(names)} {verb} (such as {names[0]})" for verb, names in groups.items() if names) or None
 
 
 def _root(source: str) -> Path | None:
@@ -45,10 +42,10 @@ def _root(source: str) -> Path | None:
 
 
 def _stats(root: Path) -> dict[str, tuple[int, int]]:
-    files, base = (sorted(root.rglob("*")), root) if root.is_dir() else ([root], root.parent)
+    base, known = root if root.is_dir() else root.parent, (*METADATA, *DATASET_FILES, "state.json")
     stats = {}
-    for file in files:
-        if (file.suffix.lower() in (*SUFFIXES, *TABLES) or file.name in (*METADATA, *TABLE_FACTS)) and file.is_file():
+    for file in files_of(root):
+        if file.suffix.lower() in (*SUFFIXES, *TABLES) or file.name in known:
             stat = file.stat()
             stats[file.relative_to(base).as_posix()] = (stat.st_size, stat.st_mtime_ns)
     return stats
@@ -57,9 +54,3 @@ def _stats(root: Path) -> dict[str, tuple[int, int]]:
 def _digest(root: Path, name: str) -> str:
     with (root / name if root.is_dir() else root).open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def _count(names: Sequence[str], verb: str) -> str:
-    if not names:
-        return ""
-    return f"{len(names)} {verb} ({'such as ' if len(names) > 1 else ''}{names[0]})"

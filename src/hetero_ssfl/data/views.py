@@ -17,20 +17,18 @@ from torch import Generator, Tensor
 from ..config import ViewsConfig
 from ..errors import ConfigError
 from ..plugins import find
-from .pixels import GREY as GREY_WEIGHTS
-from .pixels import is_pixels, to_unit_range
+from .pixels import GREY, is_pixels, to_unit_range
 
 MEAN, STD = 0.5, 0.25  # the same for every client and data set, so that they reveal nothing about private data
+CORNER = 13 / 16  # the side of a corner crop, of the image's
 
-GREY = torch.tensor(GREY_WEIGHTS)
-YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
-FROM_YIQ = torch.linalg.inv(YIQ)
+YIQ = torch.tensor([GREY, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
 
 
 @lru_cache(maxsize=8)
 def _colour_constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return GREY, YIQ and FROM_YIQ on a device, copied there once."""
-    return GREY.to(device), YIQ.to(device), FROM_YIQ.to(device)
+    """Return the weights of a grey value, the map to YIQ and its inverse on a device, copied there once."""
+    return YIQ[0].to(device), YIQ.to(device), torch.linalg.inv(YIQ).to(device)
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,19 @@ def to_input(data: Tensor) -> Tensor:
     if not is_pixels(data.dtype):
         return data
     return to_unit_range(data).sub_(MEAN).div_(STD).contiguous(memory_format=torch.channels_last)
+
+
+def ten_crop(images: Tensor, config: ViewsConfig) -> list[Tensor]:
+    """Return the images; if random views crop, also their corners at full size; if they flip, the mirror images of all.
+    Beside own views there are only the images."""
+    crops, (height, width) = [images], images.shape[2:]
+    if config.function:
+        return crops
+    if config.crop[0] <= CORNER**2:
+        y, x = round(CORNER * height), round(CORNER * width)
+        corners = [images[:, :, :y, :x], images[:, :, :y, -x:], images[:, :, -y:, :x], images[:, :, -y:, -x:]]
+        crops += [F.interpolate(corner, (height, width), mode="bilinear", align_corners=False) for corner in corners]
+    return crops + [crop.flip(3) for crop in crops] if config.flip else crops
 
 
 def random_view(pixels: Tensor, config: ViewsConfig, rng: Generator) -> Tensor:

@@ -12,25 +12,18 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigError
 from .certificates import read_authority
 from .check_machine import shows_certificate
 from .layout import Deployment
-from .write import DEMO, ENCODERS, START, File, Writer, create_folder, replace_files
+from .write import DEMO, START, File, Writer, create_folder, replace_files
 
 REGISTER_SECONDS = 60.0
 HEADER = (r"\[clients\][^\n]*", "\\g<0>\n{line}")  # where a line without a place of its own is inserted
-
-
-@dataclass(frozen=True)
-class Registration:
-    """The answer of a running SuperLink: Flower's id of the node, or why its key was not registered."""
-
-    node: int | None = None
-    problem: str = ""
 
 
 # --- files ---
@@ -43,20 +36,18 @@ def add_node(deployment: Deployment, name: str, days: int = 825) -> Deployment:
     wider = replace(deployment, nodes=(*deployment.nodes, name))  # checks the name
     folder, own = deployment.folder, f"nodes/{name}/"
     writer = Writer(wider)
-    writer.add_node(name, ENCODERS[len(deployment.nodes) % len(ENCODERS)], _settings(deployment))
+    writer.add_node(name, _settings(deployment))
     if deployment.secure:
         clients = read_authority(deployment, "client-ca")
         writer.add_node_keys(name, (folder / "ca/ca.crt").read_bytes(), clients, days)
         for other in deployment.server.glob("node-keys/*.pub"):
             writer.put(f"{own}peers/{other.name}", other.read_bytes())
-    create_folder(
-        wider.node(name), {path.removeprefix(own): it for path, it in writer.files.items() if path.startswith(own)}
-    )
+    create_folder(wider.node(name), {p.removeprefix(own): it for p, it in writer.files.items() if p.startswith(own)})
     # The folders of the server and of other nodes may be on their machines only. deployment.toml names the node last.
     writer.put("deployment.toml", wider.to_toml())
-    others = {path: it for path, it in writer.files.items() if not path.startswith(own)}
+    others = {p: it for p, it in writer.files.items() if not p.startswith(own) and (folder / p).parent.is_dir()}
     try:
-        replace_files(folder, {path: it for path, it in others.items() if (folder / path).parent.is_dir()})
+        replace_files(folder, others)
     except ConfigError:
         shutil.rmtree(wider.node(name))
         raise
@@ -75,25 +66,25 @@ def _settings(deployment: Deployment) -> dict[str, Any]:
 # --- registration ---
 
 
-def register_node(deployment: Deployment, name: str) -> Registration | None:
-    """Register the key of a node with the SuperLink of this machine. Return None if it is not running here."""
-    server = deployment.server
-    address = deployment.loopback, deployment.superlink_port
-    if not deployment.secure or not shows_certificate(*address, server / "server.crt"):
+def register_node(deployment: Deployment, name: str) -> int | str | None:
+    """Register the key of a node with the SuperLink of this machine, if it is running.
+
+    Return Flower's id of the node, or why its key was not registered. None means that no SuperLink is running here.
+    """
+    server, port = deployment.server, deployment.superlink_port
+    if not deployment.secure or not shows_certificate(deployment.loopback, port, server / "server.crt"):
         return None
-    key = str(server / "node-keys" / f"{name}.pub")
-    command = [str(server / "flwr.sh"), "supernode", "register", key, "hetero-ssfl", "--name", name, "--format", "json"]
+    register = [server / "flwr.sh", "supernode", "register", server / "node-keys" / f"{name}.pub", "hetero-ssfl"]
+    command = [*map(str, register), "--name", name, "--format", "json"]
     environment = {"FLOWER_BIN": os.path.dirname(sys.executable), **os.environ}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=REGISTER_SECONDS)
         answer = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Registration(problem=str(error))
+        return str(error)
     except ValueError:
-        return Registration(problem=" ".join((done.stderr or done.stdout).split())[-300:])
-    if not answer.get("success"):
-        return Registration(problem=" ".join(str(answer.get("error-message")).split()))
-    return Registration(int(answer["node-id"]))
+        return " ".join((done.stderr or done.stdout).split())[-300:]
+    return int(answer["node-id"]) if answer.get("success") else " ".join(str(answer.get("error-message")).split())
 
 
 # --- the federation's config ---
@@ -129,17 +120,11 @@ def seat_node(deployment: Deployment, name: str, node: int | None) -> str | None
         changes.append(f"a seat for '{name}' in clients.seats")
     if not changes:
         return None
-    if not _reads_as(text, config):
-        raise ConfigError(f"'{path}' cannot be edited by a program. Add {' and '.join(changes)} there.")
-    replace_files(deployment.folder, {"server/federation.toml": File(text.encode())})
-    return " and ".join(changes)
-
-
-def _reads_as(text: str, config: dict[str, Any]) -> bool:
-    try:
-        return tomllib.loads(text) == config
-    except tomllib.TOMLDecodeError:
-        return False
+    with suppress(tomllib.TOMLDecodeError):
+        if tomllib.loads(text) == config:
+            replace_files(deployment.folder, {"server/federation.toml": File(text.encode())})
+            return " and ".join(changes)
+    raise ConfigError(f"'{path}' cannot be edited by a program. Add {' and '.join(changes)} there.")
 
 
 # --- what is left to do ---
@@ -148,36 +133,25 @@ def _reads_as(text: str, config: dict[str, Any]) -> bool:
 def remaining_steps(deployment: Deployment, name: str) -> list[str]:
     """Register a new node and give it a seat, as far as that is possible here. Return what is left to do."""
     registered = register_node(deployment, name)
-    steps = _registration_steps(deployment, name, registered)
-    return [*steps, *_seat_steps(deployment, name, registered.node if registered else None)]
-
-
-def _registration_steps(deployment: Deployment, name: str, registered: Registration | None) -> list[str]:
-    """Return what to send to whom, and how the node is registered."""
+    node, here = registered if isinstance(registered, int) else None, deployment.server.is_dir()
     secret = " over a confidential channel (it holds private keys), and delete it here" if deployment.secure else ""
     steps = [
         f"Send the folder nodes/{name}/ to {name}{secret}.",
         f"{name}: edit node.toml, look for mistakes with `hetero-ssfl deploy check .`, and start ./start.sh.",
     ]
-    if not deployment.secure:
+    if deployment.secure:
+        steps.append(f"Send nodes/{name}/node.pub to all other nodes, as peers/{name}.pub: secure sums need it.")
+    if node is not None:
+        steps.append(f"(done) The SuperLink on this machine has registered its key as node {node}.")
+    elif deployment.secure:
+        steps += [f"The SuperLink on this machine did not register its key: {registered}"] if registered else []
+        steps += [] if here else [f"Send nodes/{name}/node.pub to the server, as server/node-keys/{name}.pub."]
+        steps.append("On the server, while its SuperLink runs: server/register-nodes.sh")
+    changed = seat_node(deployment, name, node) if here else None
+    if here and changed is None:
         return steps
-    steps.append(f"Send nodes/{name}/node.pub to all other nodes, as peers/{name}.pub: secure sums need it.")
-    if registered is not None and registered.node is not None:
-        return [*steps, f"(done) The SuperLink on this machine has registered its key as node {registered.node}."]
-    if registered is not None:
-        steps.append(f"The SuperLink on this machine did not register its key: {registered.problem}")
-    if not deployment.server.is_dir():
-        steps.append(f"Send nodes/{name}/node.pub to the server, as server/node-keys/{name}.pub.")
-    return [*steps, "On the server, while its SuperLink runs: server/register-nodes.sh"]
-
-
-def _seat_steps(deployment: Deployment, name: str, node: int | None) -> list[str]:
-    """Give the node a seat if it needs one. Return what is left to do for it."""
-    first = "On the server: add it to clients.seats in federation.toml, or raise clients.newcomers by 1."
-    if deployment.server.is_dir():
-        changed = seat_node(deployment, name, node)
-        if changed is None:
-            return []
-        first = f"(done) server/federation.toml has {changed}. Copy it to the server if that is another machine."
+    seat = "On the server: add it to clients.seats in federation.toml, or raise clients.newcomers by 1."
+    if changed:
+        seat = f"(done) server/federation.toml has {changed}. Copy it to the server if that is another machine."
     restart = "stop it (server/flwr.sh list, server/flwr.sh stop RUN_ID) and continue it with server/run.sh"
-    return [first, f"On the server, if a run has begun: {restart}. Finished rounds are kept."]
+    return [*steps, seat, f"On the server, if a run has begun: {restart}. Finished rounds are kept."]

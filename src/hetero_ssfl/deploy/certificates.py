@@ -10,9 +10,8 @@ from .write import File, Writer, date_after, replace_files
 
 def renew_server(deployment: Deployment, days: int) -> str:
     """Create a new server certificate with the same CA. Return the date on which it expires."""
-    server = pki.server_certificate(read_authority(deployment, "ca"), deployment.host, days)
     writer = Writer(deployment)
-    writer.put_pair("server/server", server)
+    writer.put_pair("server/server", pki.server_certificate(read_authority(deployment, "ca"), deployment.host, days))
     replace_files(deployment.folder, writer.files)
     return date_after(days)
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..config import Config, load_config
+from ..data import skip_with
 from ..errors import ConfigError, HeteroSSFLError
 from ..federation.participants.node_settings import NodeSettings, read_node
 from ..plugins import modules_beside
 from ..runs.environment import Finding
-from . import check_machine, check_nodes
+from . import check_machine, check_nodes, nginx
 from .check_machine import Part
 from .check_nodes import ImageSample, Shape
 from .layout import NODE_PORT, Deployment
@@ -33,21 +34,22 @@ def check_folder(folder: Path, port: int | None = None) -> list[Finding]:
     elif (folder / "node.toml").exists():
         check = _Check(None, {folder.resolve().name: folder}, None)
     else:
-        raise ConfigError(
-            f"'{folder}' is neither a deployment (it has no deployment.toml), nor the folder of a server "
-            "(federation.toml) or of a node (node.toml). Check the path."
-        )
+        files = "deployment.toml, federation.toml (of a server) or node.toml"
+        raise ConfigError(f"'{folder}' is not part of a deployment: it has no {files}. Check the path.")
     check.run(port)
     return check.findings
 
 
 def merge_warnings(findings: Iterable[Finding]) -> list[Finding]:
     """Combine warnings that are the same on several machines into one, which names all of them."""
-    groups: dict[tuple[str, ...], list[Finding]] = {}
+    groups: dict[tuple[str, str, int], list[Finding]] = {}
     for number, it in enumerate(findings):
-        shared = not it.ok and not it.required
-        groups.setdefault((it.what, it.text) if shared else (it.what, it.text, str(number)), []).append(it)
+        alone = number if it.ok or it.required else -1
+        groups.setdefault((it.what, it.text, alone), []).append(it)
     return [replace(same[0], who=", ".join(dict.fromkeys(it.who for it in same))) for same in groups.values()]
+
+
+SKIP = "on_bad_image = 'skip' in [data]"
 
 
 class _Check:
@@ -60,29 +62,27 @@ class _Check:
         self.server, self.nodes, self.deployment = server, nodes, deployment
         self.findings: list[Finding] = []
         self.config: Config | None = None
-        self.shape: Shape | None = None  # of the RAD's images
+        self.shape: Shape = (0, 0)  # of the RAD's images
         self.settings: dict[str, NodeSettings] = {}
         self.samples: dict[str, ImageSample] = {}
+        self.server_trusted = True
 
     def run(self, port: int | None) -> None:
+        everyone = self.deployment.nodes if self.deployment else ()
         if self.server is not None:
-            self.check_server(self.server)
-            self.check_server_files(self.server, port)
+            self.check_server(self.server, port)
         elif self.deployment is not None:
             self.add("server", "settings", [ELSEWHERE])
         for name, path in self.nodes.items():
             self.check_node(name, path)
             self.check_node_files(name, path)
-        everyone = self.deployment.nodes if self.deployment else ()
-        for name in everyone:
-            if name not in self.nodes:
-                self.add(name, "settings", [ELSEWHERE])
+        for name in (name for name in everyone if name not in self.nodes):
+            self.add(name, "settings", [ELSEWHERE])
         if self.config is None:
             return
-        if self.config.privacy.secure:
-            names = [node.name for node in self.settings.values()]
-            for name, node in self.settings.items():
-                self.add(name, "keys", check_nodes.check_peers(node, names))
+        for name, node in self.settings.items() if self.config.privacy.secure else ():
+            names = [other.name for other in self.settings.values()]
+            self.add(name, "keys", check_nodes.check_peers(node, names))
         if self.server is not None and not self.deployment:  # those whose keys can be registered
             everyone = tuple(sorted(path.stem for path in self.server.glob("node-keys/*.pub")))
         self.add("server", "names", check_nodes.check_names(self.config, everyone, self.settings))
@@ -98,7 +98,7 @@ class _Check:
         except OSError as error:
             text = f"'{error.filename}' cannot be read: {error.strerror}."
             self.findings.append(Finding(what, False, text, True, who))
-        return not any(it.required and not it.ok for it in self.findings[before:])
+        return not any(it.level == "stops" for it in self.findings[before:])
 
     def is_secure(self, folder: Path) -> bool:
         if self.deployment is not None:
@@ -109,68 +109,54 @@ class _Check:
         folder, where = (self.deployment.folder, "") if self.deployment else ("FOLDER", ", where ca/ is kept")
         return f"Create a new one{where}: hetero-ssfl deploy renew {folder}{option}"
 
-    # --- the server ---
-
-    def check_server(self, server: Path) -> None:
-        if self.add("server", "settings", self._read_config(server)):
+    def check_server(self, server: Path, port: int | None) -> None:
+        if self.add("server", "settings", self._check_config(server)):
             self.add("server", "RAD", self._check_rad(server))
-
-    def _read_config(self, server: Path) -> Iterator[Part]:
-        try:
-            config = self.config = load_config(str(server / "federation.toml"))
-        except HeteroSSFLError as error:
-            yield "stops", f"federation.toml: {error}"
-            return
-        yield "ok", f"{config.method}, {config.rounds} rounds, {config.clients.count} nodes"
-        yield from check_nodes.check_code("method", config.method)
-
-    def _check_rad(self, server: Path) -> Iterator[Part]:
-        assert self.config is not None
-        data = check_nodes.rad_data(self.config, server)
-        channels, side = data.channels, data.side
-        self.shape = (channels, side) if channels and side else None
-        sample = ImageSample(data, server)
-        shape = check_nodes.image_shape(data, sample)
-        self.shape = shape if all(shape) else None
-        yield from check_nodes.check_rad(self.config, data, sample)
-
-    def check_server_files(self, server: Path, port: int | None) -> None:
         it, certificate = self.deployment, None
-        self.server_trusted = True
         if self.is_secure(server):
             certificate = server / "server.crt"
             parts = check_machine.server_certificates(server, it.host if it else None, self.renewal())
             self.server_trusted = self.add("server", "certificates", parts)
-            self.add("server", "nginx", check_machine.nginx_configuration(server / "proxy.conf", it is None))
+            self.add("server", "nginx", nginx.check_configuration(server / "proxy.conf", it is None))
         if it is not None:  # a test here: all other ports are chosen when it starts
             addresses = [(it.loopback, port or it.port)]
         else:
             addresses = list(check_machine.listeners(server / "proxy.conf", server / "start-superlink.sh"))
         self.add("server", "ports", check_machine.free_ports(addresses, certificate))
 
-    # --- a node ---
+    def _check_config(self, server: Path) -> Iterator[Part]:
+        config = self.config = load_config(str(server / "federation.toml"))
+        yield "ok", f"{config.method}, {config.rounds} rounds, {config.clients.count} nodes"
+        yield from check_nodes.check_code("method", config.method)
+
+    def _check_rad(self, server: Path) -> Iterator[Part]:
+        assert self.config is not None
+        data = check_nodes.rad_data(self.config, server)
+        self.shape = check_nodes.image_shape(data, None)  # if the images cannot be read
+        with skip_with(f"{SKIP} of federation.toml"):
+            sample = ImageSample(data, server)
+        self.shape = check_nodes.image_shape(data, sample)
+        yield from check_nodes.check_rad(self.config, data, sample)
 
     def check_node(self, name: str, path: Path) -> None:
-        if not self.add(name, "settings", self._read_settings(name, path)) and name not in self.settings:
+        self.add(name, "settings", self._check_settings(name, path))
+        node = self.settings.get(name)
+        if node is None:
             return
-        node = self.settings[name]
         self.add(name, "images", self._check_images(name, path, node))
         sample = self.samples.get(name)
         with modules_beside(path):  # as start.sh does
             usable = self.add(name, "encoder", check_nodes.check_encoder(node, self.shape, sample))
-            if usable and sample and self.config and self.shape:
+            if usable and sample and self.config and all(self.shape):
                 self.add(name, "limits", check_nodes.check_limits(node, self.config, self.shape))
 
-    def _read_settings(self, name: str, path: Path) -> Iterator[Part]:
-        try:
-            self.settings[name] = read_node(path / "node.toml")
-        except HeteroSSFLError as error:
-            yield "stops", f"node.toml: {error}"
-            return
+    def _check_settings(self, name: str, path: Path) -> Iterator[Part]:
+        self.settings[name] = read_node(path / "node.toml")
         yield from check_nodes.check_settings(self.settings[name])
 
     def _check_images(self, name: str, path: Path, node: NodeSettings) -> Iterator[Part]:
-        self.samples[name] = ImageSample(node.data, path)
+        with skip_with(f"{SKIP} of node.toml"):
+            self.samples[name] = ImageSample(node.data, path)
         yield from check_nodes.check_images(node, self.samples[name], self.shape)
 
     def check_node_files(self, name: str, path: Path) -> None:
@@ -181,11 +167,10 @@ class _Check:
             if self.server is not None and self.server_trusted and trusted:
                 key = self.server / "node-keys" / f"{name}.pub"
                 self.add(name, "certificates", check_machine.agreement(path, self.server, key, renewal))
-            self.add(name, "nginx", check_machine.nginx_configuration(path / "forwarder.conf", alone))
+            self.add(name, "nginx", nginx.check_configuration(path / "forwarder.conf", alone))
         if alone:
             certificate = path / "local.crt"
             addresses = list(check_machine.listeners(path / "forwarder.conf"))
             if not any(check_machine.shows_certificate(*forwarder, certificate) for forwarder in addresses):
-                port = int(os.environ.get("NODE_PORT", NODE_PORT))  # free unless the node runs
-                addresses.append(("127.0.0.1", port))
+                addresses.append(("127.0.0.1", int(os.environ.get("NODE_PORT", NODE_PORT))))  # free unless it runs
             self.add(name, "ports", check_machine.free_ports(addresses, certificate))

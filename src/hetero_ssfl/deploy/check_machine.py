@@ -1,12 +1,12 @@
-"""Checks of the files and ports of one machine: certificates, keys, nginx, ports. Nothing is written or started."""
+"""Checks of the files and ports of one machine: certificates, keys, ports. Nothing is written or started."""
 
 import re
 import socket
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -14,11 +14,12 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from ..errors import ConfigError
-from . import nginx, pki
+from . import pki
 
 Level = Literal["ok", "warning", "unchecked", "stops"]
 """`stops`: a run cannot start, or this machine cannot take part in it. `unchecked`: a part was left out."""
 Part = tuple[Level, str]
+Contents = TypeVar("Contents")
 
 SOON = timedelta(days=30)
 ANSWER_SECONDS = 1.0  # for a program on this machine to show its certificate
@@ -33,13 +34,12 @@ def server_certificates(server: Path, host: str | None, remedy: str) -> Iterator
     """Check what the server shows to nodes, and how it recognises them."""
     shown = _pair(server, "server")
     yield _dates(shown.certificate, "the server's certificate", remedy)
-    _check_issuer(shown.certificate, _certificate(server / "ca.crt"), server / "server.crt", server / "ca.crt")
+    _check_issuer(server / "server.crt", server / "ca.crt")
     if host is not None:
         names = shown.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         if pki.general_name(host) not in list(names):
             yield "stops", f"the server's certificate is not for '{host}', so nodes refuse it. {remedy}"
-    authority = _certificate(server / "client-ca.crt")
-    yield from _revocations(server / "client.crl", authority)
+    yield from _revocations(server / "client.crl", _certificate(server / "client-ca.crt"))
     yield from _registered_keys(server / "node-keys")
 
 
@@ -59,11 +59,10 @@ def agreement(node: Path, server: Path, public_key: Path, remedy: str) -> Iterat
     """Check that a node and the server, if both folders are here, accept each other."""
     if (node / "ca.crt").read_bytes() != (server / "ca.crt").read_bytes():
         yield "stops", f"'{node / 'ca.crt'}' is not the CA of the server, so the node refuses the server. Copy ca.crt."
-    client = _certificate(node / "client.crt")
-    authority = _certificate(server / "client-ca.crt")
-    _check_issuer(client, authority, node / "client.crt", server / "client-ca.crt")
+    _check_issuer(node / "client.crt", server / "client-ca.crt")
+    number = _certificate(node / "client.crt").serial_number
     revoked = x509.load_pem_x509_crl((server / "client.crl").read_bytes())
-    if revoked.get_revoked_certificate_by_serial_number(client.serial_number) is not None:
+    if revoked.get_revoked_certificate_by_serial_number(number) is not None:
         yield "stops", f"its client certificate is revoked. {remedy}"
     if not public_key.exists():
         yield "stops", f"the server does not have its public key. Copy node.pub to '{public_key}'."
@@ -71,19 +70,20 @@ def agreement(node: Path, server: Path, public_key: Path, remedy: str) -> Iterat
         yield "stops", f"'{public_key}' is not the public key of its node.key. Copy the node's public key there."
 
 
-def _pair(folder: Path, kind: str) -> pki.Certified:
-    paths = folder / f"{kind}.crt", folder / f"{kind}.key"
+def _read(path: Path, load: Callable[[bytes], Contents], what: str) -> Contents:
     try:
-        return pki.load(*(path.read_bytes() for path in paths))
-    except ValueError as error:
-        raise ConfigError(f"'{paths[0]}' and '{paths[1].name}' cannot be used: {error}. Copy both again.") from None
+        return load(path.read_bytes())
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"'{path}' is not {what}: {error}. Copy it again.") from None
 
 
 def _certificate(path: Path) -> x509.Certificate:
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except ValueError:
-        raise ConfigError(f"'{path}' is not a certificate. Copy it again.") from None
+    return _read(path, x509.load_pem_x509_certificate, "a certificate")
+
+
+def _pair(folder: Path, kind: str) -> pki.Certified:
+    key = (folder / f"{kind}.key").read_bytes()
+    return _read(folder / f"{kind}.crt", lambda content: pki.load(content, key), f"the certificate of {kind}.key")
 
 
 def _dates(certificate: x509.Certificate, what: str, remedy: str) -> Part:
@@ -95,22 +95,17 @@ def _dates(certificate: x509.Certificate, what: str, remedy: str) -> Part:
     return "warning" if end - now < SOON else "ok", f"{what} is valid until {end:%Y-%m-%d}"
 
 
-def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate, path: Path, by: Path) -> None:
+def _check_issuer(path: Path, authority: Path) -> None:
     try:
-        certificate.verify_directly_issued_by(authority)
+        _certificate(path).verify_directly_issued_by(_certificate(authority))
     except (ValueError, TypeError, InvalidSignature):
-        raise ConfigError(
-            f"'{path}' was not signed by '{by.name}' of the server. Copy both from one deployment."
-        ) from None
+        error = f"'{path}' was not signed by '{authority.name}' of the server"
+        raise ConfigError(f"{error}. Copy both from one deployment.") from None
 
 
 def _revocations(path: Path, authority: x509.Certificate) -> Iterator[Part]:
-    try:
-        revoked = x509.load_pem_x509_crl(path.read_bytes())
-        signed = revoked.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
-    except (ValueError, TypeError):
-        raise ConfigError(f"'{path}' is not a revocation list. Copy ca/client.crl again.") from None
-    if not signed:
+    revoked = _read(path, x509.load_pem_x509_crl, "a revocation list")
+    if not revoked.is_signature_valid(authority.public_key()):  # type: ignore[arg-type]
         yield "stops", f"'{path}' was not signed by client-ca.crt, so all nodes are refused. Copy ca/client.crl again."
     elif revoked.next_update_utc is not None and revoked.next_update_utc < datetime.now(UTC):
         yield "stops", f"'{path}' expired on {revoked.next_update_utc:%Y-%m-%d}, so all nodes are refused."
@@ -131,35 +126,10 @@ def _registered_keys(folder: Path) -> Iterator[Part]:
 
 
 def _node_key(path: Path) -> EllipticCurvePrivateKey:
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except ValueError as error:
-        raise ConfigError(f"'{path}' cannot be used as a key: {error}. Copy it again.") from None
+    key = _read(path, lambda content: load_ssh_private_key(content, None), "a key")
     if not isinstance(key, EllipticCurvePrivateKey):
-        raise ConfigError(
-            f"'{path}' is not an ECDSA key. Create one with: ssh-keygen -t ecdsa -b 384 -N '' -f node.key"
-        )
+        raise ConfigError(f"'{path}' is not an ECDSA key. Create one: ssh-keygen -t ecdsa -b 384 -N '' -f node.key")
     return key
-
-
-# --- nginx ---
-
-
-def nginx_configuration(path: Path, alone: bool) -> Iterator[Part]:
-    """Let nginx check its configuration. `alone`: this is the machine that it is for."""
-    program = nginx.program()
-    if program is None:
-        text = f"nginx is not installed ({nginx.INSTALL})"
-        yield ("stops", f"{text}, so the scripts here cannot start.") if alone else ("warning", text)
-        return
-    error = nginx.configuration_error(program, path)
-    if error is None:
-        yield "ok", f"nginx accepts {path.name}"
-    elif "host not found" in error and not alone:  # nginx has no error codes
-        reason = error.partition(f" in {path.resolve()}")[0]  # the same for all nodes
-        yield "warning", f"this machine does not know the name of the server; the node's machine must ({reason})"
-    else:
-        yield "stops", f"nginx does not accept {path.name}: {error}"
 
 
 # --- ports ---

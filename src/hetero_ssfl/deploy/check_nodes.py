@@ -11,32 +11,31 @@ from pathlib import Path
 import torch
 
 from ..config import Config, DataConfig
-from ..data import count_images, load_images, validation_size
+from ..data import count_images, each_image, load_images, validation_size
 from ..data.sources import locate, open_rows
-from ..data.streams import each_image
 from ..errors import ConfigError, DataError
 from ..federation.participants.limits import check_text
 from ..federation.participants.node import open_node
 from ..federation.participants.node_rad import blank_rad
 from ..federation.participants.node_settings import NodeSettings
 from ..learning.forward_cost import work_of
-from ..plugins import TRUST_VARIABLE, is_trusted
+from ..plugins import check_trusted, is_trusted
 from .check_machine import Part
 
 DECODE_SECONDS = 3.0  # for the images of one machine; a run decodes all of them
 ENOUGH = 2  # images that a node needs at least
 SIDE = 32  # for an encoder whose images' size is not known
 KINDS = {1: "grey", 3: "colour"}
+REMOTE: Part = ("warning", "the images are not on this machine. They are downloaded when the run starts.")
 Shape = tuple[int, int]
-"""Channels and side of the images that encoders get."""
+"""Channels and side of the images that encoders get; 0 for what is not known."""
 
 
 class ImageSample:
     """The first images of a source as they are, and what is known of the others."""
 
     def __init__(self, data: DataConfig, beside: Path, seconds: float = DECODE_SECONDS) -> None:
-        """Decode images of a source, or raise DataError for the first bad one. `beside` is the folder of the settings,
-        where relative paths start."""
+        """Decode images, or raise DataError for the first bad one. Relative paths start in the folder `beside`."""
         self.shapes: set[tuple[int, ...]] = set()
         self.total = self.decoded = self.skipped = 0
         try:
@@ -46,19 +45,18 @@ class ImageSample:
         if self.remote:
             return
         self.total, images = each_image(data.model_copy(update={"side": None, "channels": None}))
-        deadline, rows = time.monotonic() + seconds, 0
+        deadline = time.monotonic() + seconds
         for image in images:
             self.shapes.add(tuple(image.pixels.shape))
-            self.decoded, rows = self.decoded + 1, image.row + 1
+            self.decoded += 1
             if time.monotonic() > deadline:
-                break
-        else:
-            rows = self.total
-        self.skipped = rows - self.decoded
+                self.skipped = image.row + 1 - self.decoded
+                return
+        self.skipped = self.total - self.decoded
 
     def text(self) -> str:
         sides = sorted(min(shape[1:]) for shape in self.shapes)
-        size = f"{sides[0]}" if sides[0] == sides[-1] else f"{sides[0]} to {sides[-1]}"
+        size = " to ".join(str(side) for side in dict.fromkeys((sides[0], sides[-1])))
         kinds = " and ".join(KINDS[channels] for channels in sorted({shape[0] for shape in self.shapes}))
         tried = "all" if self.decoded + self.skipped == self.total else f"the first {self.decoded:,}"
         bad = f", {self.skipped:,} bad ones skipped" if self.skipped else ""
@@ -66,10 +64,7 @@ class ImageSample:
 
 
 def image_shape(data: DataConfig, sample: ImageSample | None) -> Shape:
-    """Return the shape that these settings give to images, with 0 for what is not known.
-
-    Without settings it is that of the images themselves. Their side is known if all are squares of one size.
-    """
+    """Return the shape of images with these settings or, without settings, of squares of one size as they are."""
     shapes = sample.shapes if sample else set()
     channels, height, width = next(iter(shapes), (0, 0, 0))
     return data.channels or channels, data.side or (width if len(shapes) == 1 and height == width else 0)
@@ -89,7 +84,7 @@ def rad_data(config: Config, server: Path) -> DataConfig:
 
 def check_rad(config: Config, data: DataConfig, sample: ImageSample) -> Iterator[Part]:
     if sample.remote:
-        yield "warning", f"'{data.source}' is not on this machine. It is downloaded when the run starts."
+        yield REMOTE
         return
     count = sample.total
     if data.source == "digits":
@@ -99,11 +94,7 @@ def check_rad(config: Config, data: DataConfig, sample: ImageSample) -> Iterator
     if config.rad.size > count and "size" in config.rad.model_fields_set:  # otherwise it is fitted
         yield "stops", f"rad.size = {config.rad.size} exceeds the {count} training images of '{data.source}'. Lower it."
     if image_shape(data, sample)[1] == 0:
-        yield (
-            "stops",
-            f"the images of '{data.source}' are not squares of one size. Set data.side, for example {SIDE}, to crop "
-            "and resize all images.",
-        )
+        yield "stops", f"the images of '{data.source}' are not squares of one size. Set data.side, for example {SIDE}."
     yield "ok", sample.text()
 
 
@@ -117,27 +108,18 @@ def check_names(config: Config, folders: Sequence[str], nodes: Mapping[str, Node
         if clients.seats and node.name not in [seat.name for seat in clients.seats]:
             yield "stops", f"{folder} is named '{node.name}', which is not in clients.seats. Add it there."
     if folders and clients.count > len(folders):
-        yield (
-            "stops",
-            f"a run starts when clients.count = {clients.count} nodes are connected, but there are {len(folders)}. "
-            "Lower it, or add nodes with: hetero-ssfl deploy add-node",
-        )
+        yield "stops", f"a run waits for clients.count = {clients.count} nodes, but there are {len(folders)}. Lower it."
     if len(folders) > clients.count + clients.newcomers:
-        yield (
-            "warning",
-            f"{len(folders)} nodes have keys, but there are {clients.count + clients.newcomers} seats: the last nodes "
-            "are refused. Raise clients.count or clients.newcomers.",
-        )
+        seats = f"there are only {clients.count + clients.newcomers} seats for {len(folders)} nodes with keys"
+        yield "warning", f"{seats}: the last nodes are refused. Raise clients.count or clients.newcomers."
 
 
 def check_code(what: str, spec: str) -> Iterator[Part]:
     """Report code that was not checked, because importing it runs it."""
-    if not is_trusted(spec):
-        yield (
-            "unchecked",
-            f"{what} '{spec}' was not checked: it is code that you have not trained with on this machine. "
-            f"If you trust it, set {TRUST_VARIABLE}={spec.partition(':')[0]} in the environment.",
-        )
+    try:
+        check_trusted(spec, what)
+    except ConfigError as error:
+        yield "unchecked", str(error)
 
 
 # --- a node ---
@@ -154,47 +136,37 @@ def check_settings(node: NodeSettings) -> Iterator[Part]:
         yield "stops", f"home = '{node.home}' cannot be written by this account. Change it in node.toml."
 
 
-def check_images(node: NodeSettings, sample: ImageSample, shape: Shape | None) -> Iterator[Part]:
+def check_images(node: NodeSettings, sample: ImageSample, shape: Shape) -> Iterator[Part]:
+    """Check that there are enough images, and name what becomes of those that do not have the shape of the RAD."""
     if sample.remote:
-        yield "warning", f"'{node.data.source}' is not on this machine. It is downloaded when the run starts."
+        yield REMOTE
         return
     counts = count_images(node.data)
     kept = validation_size(node.data, counts.train) if counts.classes > 1 else 0
     if counts.train - kept < ENOUGH:
-        yield (
-            "stops",
-            f"'{node.data.source}' has {counts.train} images, and {kept} are kept for validation: fewer than {ENOUGH} "
-            "are left to train on. Add images, or lower data.validation.",
-        )
+        what = f"'{node.data.source}' has {counts.train} images, of which data.validation keeps {kept}"
+        yield "stops", f"{what}: fewer than {ENOUGH} are left to train on. Add images."
     yield "ok", sample.text()
-    if shape is not None:
-        yield from _conversions(node, sample, shape)
-
-
-def _conversions(node: NodeSettings, sample: ImageSample, shape: Shape) -> Iterator[Part]:
-    """Name what becomes of images that do not have the shape of the RAD."""
+    if not all(shape):
+        return
     channels, side = shape
     own = {it[0] for it in sample.shapes}
     if own != {channels}:
         kinds = " and ".join(KINDS[count] for count in sorted(own))
         yield "warning", f"its images are {kinds}, those of the RAD are {KINDS[channels]}: its images are converted."
-    smallest = min(min(it[1:]) for it in sample.shapes)
-    if smallest < side:
-        yield "ok", f"its smallest image has {smallest} pixels and is enlarged to {side}, as the config asks."
     for key, asked in (("channels", channels), ("side", side)):
-        if getattr(node.data, key) not in (None, asked):
-            value = getattr(node.data, key)
+        if (value := getattr(node.data, key)) not in (None, asked):
             yield "warning", f"data.{key} = {value} in node.toml has no effect: the RAD has {key} = {asked}."
 
 
-def check_encoder(node: NodeSettings, shape: Shape | None, sample: ImageSample | None) -> Iterator[Part]:
+def check_encoder(node: NodeSettings, shape: Shape, sample: ImageSample | None) -> Iterator[Part]:
     """Build the encoder for images of the RAD or, where the config is on another machine, for the node's own."""
     spec = node.encoder.encoder
+    yield from check_code("encoder", spec)
     if not is_trusted(spec):
-        yield from check_code("encoder", spec)
         return
     own = image_shape(node.data, sample)
-    channels, side = shape or (own[0] or 3, own[1] or SIDE)
+    channels, side = shape if all(shape) else (own[0] or 3, own[1] or SIDE)
     work = work_of(spec, channels, side)
     yield "ok", f"{spec}: {work.width} features of {channels}x{side}x{side} images, {work.parameters:,} parameters"
 
@@ -208,11 +180,8 @@ def check_limits(node: NodeSettings, config: Config, shape: Shape) -> Iterator[P
     channels, side = shape
     rad_mb = config.rad.size * channels * side**2 / 2**20
     if rad_mb > node.limits.message_mb:
-        yield (
-            "stops",
-            f"the RAD has {rad_mb:,.0f} MB, the node's limit for a message is {node.limits.message_mb} MB. "
-            "Lower rad.size, or raise limits.message_mb in node.toml.",
-        )
+        what = f"the RAD has {rad_mb:,.0f} MB, the node's limits.message_mb is {node.limits.message_mb}"
+        yield "stops", f"{what}. Lower rad.size, or raise the limit in node.toml."
     yield "ok", "the config is within this node's limits"
 
 
@@ -220,8 +189,5 @@ def check_peers(node: NodeSettings, names: Sequence[str]) -> Iterator[Part]:
     """Check that a node knows the keys of all others, which it asks for in secure sums."""
     missing = [name for name in names if node.peers and not (node.peers / f"{name}.pub").exists()]
     if missing:
-        yield (
-            "stops",
-            f"'{node.peers}' has no public key of {', '.join(missing)}, so this node refuses secure sums with them. "
-            "Copy their node.pub there as NAME.pub.",
-        )
+        what = f"'{node.peers}' has no public key of {', '.join(missing)}"
+        yield "stops", f"{what}, so this node refuses secure sums with them. Copy their node.pub there as NAME.pub."

@@ -41,10 +41,8 @@ class Deployment:
             raise ConfigError(f"'{self.port}' is not a port. Use a number from 1 to 65535.")
         for name in self.nodes:
             if not NODE_NAME.fullmatch(name):
-                raise ConfigError(
-                    f"'{name}' is not the name of a node. Use up to 63 letters, digits, dots, dashes and underscores, "
-                    "with a letter or digit first."
-                )
+                remedy = "Use up to 63 letters, digits, dots, dashes and underscores, with a letter or digit first."
+                raise ConfigError(f"'{name}' is not the name of a node. {remedy}")
 
     @classmethod
     def load(cls, folder: Path) -> "Deployment":
@@ -53,10 +51,8 @@ class Deployment:
             values = tomllib.loads(path.read_text())
             return cls(folder.resolve(), tuple(values.pop("nodes")), **values)
         except FileNotFoundError:
-            raise ConfigError(
-                f"'{folder}' is not a deployment folder (it has no deployment.toml). "
-                f"Check the path, or create one with: hetero-ssfl deploy init {folder}"
-            ) from None
+            remedy = f"Check the path, or create one with: hetero-ssfl deploy init {folder}"
+            raise ConfigError(f"'{folder}' has no deployment.toml, so it is not a deployment. {remedy}") from None
         except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
             raise ConfigError(f"'{path}' cannot be read ({error}). Restore it from a copy.") from None
 
@@ -100,9 +96,8 @@ def node_names(count: int | None, listed: str | None) -> tuple[str, ...]:
     if listed is None:
         return tuple(f"node-{number}" for number in range(1, (count or 3) + 1))
     names = tuple(name.strip() for name in listed.split(","))
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"--names has '{twice}' twice. Give each node its own name.")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--names '{listed}' has a name twice. Give each node its own name.")
     if count not in (None, len(names)):
         raise ConfigError(f"--names has {len(names)} names, but --nodes is {count}. Leave --nodes out.")
     return names

@@ -6,7 +6,7 @@ the SuperLink directly. The scripts restart programs that end, as they do in a d
 """
 
 import contextlib
-import fcntl
+import json
 import os
 import shutil
 import socket
@@ -15,13 +15,18 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from ..errors import RunError
+from ..report.progress import RunView
+from ..runs.events import ClientTrained, RoundDone, Started, Warned, from_lines
+from ..runs.files import locked
+from ..runs.folder import RunFolder
 from . import nginx
 from .check_machine import is_free
 from .layout import FORWARDER_PORT, Deployment
-from .watch import RunWatch
 from .write import Writer, write_files
 
 TICK = 0.5  # seconds between two checks
@@ -31,6 +36,51 @@ RUNTIME = {"flower-home", "nginx-temp", "__pycache__", "proxy.pid", "forwarder.p
 """Written while a deployment runs, as the SuperLink's database is. A test has its own."""
 GUARD = 'while read -r group; do groups="$groups -$group"; done; kill -KILL $groups 2>/dev/null'
 """Kills process groups when its standard input closes, also because this process was killed."""
+
+
+class RunWatch:
+    """Passes the new events of a run folder, which another process writes, to a view."""
+
+    def __init__(self, run_dir: Path, view: RunView) -> None:
+        self.run_dir, self.view = run_dir, view
+        self.seen = self._lines()
+        self.status: dict[str, Any] = {}
+        self.round = max((event.round for event in from_lines(self.seen) if isinstance(event, RoundDone)), default=0)
+
+    @property
+    def finished(self) -> bool:
+        return (self.run_dir / "results.json").exists()
+
+    def look(self) -> None:
+        self._show_status()
+        lines = self._lines()
+        # A server that continues drops the events of an unfinished round, so lines that we have seen may disappear.
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.seen, lines, strict=False)))
+        for event in from_lines(lines[same:]):
+            if isinstance(event, RoundDone):
+                self.round = max(self.round, event.round)
+            if isinstance(event, ClientTrained) and event.excluded:
+                event = Warned(event.round, event.excluded)
+            self.view(event)
+        self.seen = lines
+
+    def _show_status(self) -> None:
+        """Show what the server is doing: a bar and a note on a terminal, nothing in a log file."""
+        now = RunFolder(self.run_dir).read_status()
+        if now == self.status:
+            return
+        self.status = now
+        if self.view.rounds is None and "rounds" in now:
+            self.view(Started(self.round, now["rounds"]))
+        if self.view.rounds is not None:
+            waiting = ", ".join(now.get("waiting_for", []))
+            note = f"{now['phase']}, waiting for {waiting}" if waiting else now["phase"]
+            self.view.bar.update(self.view.rounds, note=note)
+
+    def _lines(self) -> list[str]:
+        path = self.run_dir / "events.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return text[: text.rfind("\n") + 1].splitlines()  # the last line may be incomplete
 
 
 class LocalDeployment:
@@ -57,14 +107,9 @@ class LocalDeployment:
     def __enter__(self) -> "LocalDeployment":
         for path in (self.deployment.folder, self.logs):
             path.mkdir(mode=0o700, exist_ok=True)
-        self.lock = (self.deployment.folder / ".lock").open("w")
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.lock.close()
-            raise RunError(
-                f"another process is testing '{self.source.folder}' already. Wait for it or stop it."
-            ) from None
+        busy = RunError(f"another process is testing '{self.source.folder}'. Wait for it or stop it.")
+        self.lock = contextlib.ExitStack()
+        self.lock.enter_context(locked(self.deployment.folder / ".lock", busy))
         self.write()
         self.guard = subprocess.Popen(["sh", "-c", GUARD], stdin=subprocess.PIPE, text=True, start_new_session=True)
         return self
@@ -88,10 +133,10 @@ class LocalDeployment:
                     path.unlink()  # runs and nodes of an earlier SuperLink no longer exist
             shutil.rmtree(it.folder / part / "systemd", ignore_errors=True)
         self.superlink_port = free_port() if self.proxied else it.port
-        writer = Writer(it)
-        writer.add_server_scripts(self.superlink_port, self.proxied)
+        writer = Writer(it, self.superlink_port, self.proxied)
+        writer.add_server_scripts()
         for name in it.nodes:
-            writer.add_node_scripts(name, free_port() if self.proxied else FORWARDER_PORT, self.proxied)
+            writer.add_node_scripts(name, free_port() if self.proxied else FORWARDER_PORT)
         write_files(it.folder, writer.files)
         for part in parts:
             for path in (self.source.folder / part).iterdir():
@@ -171,8 +216,7 @@ class LocalDeployment:
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def _end(processes: Iterable["subprocess.Popen[bytes]"]) -> None:
@@ -190,5 +234,7 @@ def _last_line(log: Path) -> str:
     """Return the last line of a log, before the general remarks that Flower's programs write below an exit code."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     ends = [number for number, line in enumerate(lines) if "Exit Code:" in line]
-    lines = lines[: ends[-1]] if ends else lines
-    return lines[-1] if lines else "its log is empty"
+    last = (lines[: ends[-1]] if ends else lines)[-1:]
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return str(json.loads(last[0])["text"])  # of our own programs
+    return last[0] if last else "its log is empty"

@@ -10,7 +10,10 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from .check_machine import Part
 
 ROUTES = (  # of Flower's Fleet API, without self-registration, which is off when nodes have registered keys
     *("activate-node", "deactivate-node", "send-node-heartbeat"),
@@ -27,12 +30,22 @@ def program() -> str | None:
     return shutil.which("nginx", path=os.pathsep.join([os.environ.get("PATH", ""), *SYSTEM_FOLDERS]))
 
 
-def configuration_error(nginx: str, path: Path) -> str | None:
-    """Return the error that nginx reports for a configuration, or None."""
+def check_configuration(path: Path, alone: bool) -> Iterator[Part]:
+    """Let nginx check its configuration. `alone`: this is the machine that it is for."""
+    nginx = program()
+    if nginx is None:
+        text = f"nginx is not installed ({INSTALL})"
+        yield ("stops", f"{text}, so the scripts here cannot start.") if alone else ("warning", text)
+        return
     with tempfile.TemporaryDirectory() as scratch:  # nginx creates its folders and logs also for a test
         command = [nginx, "-e", "stderr", "-p", f"{scratch}/", "-c", str(path.resolve()), "-t", "-q"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    if done.returncode == 0:
-        return None
     errors = [line.partition(": ")[2] for line in done.stderr.splitlines() if "[emerg]" in line]
-    return errors[0] if errors else done.stderr.strip()[-200:]
+    error = errors[0] if errors else done.stderr.strip()[-200:]
+    if done.returncode == 0:
+        yield "ok", f"nginx accepts {path.name}"
+    elif "host not found" in error and not alone:  # nginx has no error codes
+        reason = error.partition(f" in {path.resolve()}")[0]  # the same for all nodes
+        yield "warning", f"this machine does not know the name of the server; the node's machine must ({reason})"
+    else:
+        yield "stops", f"nginx does not accept {path.name}: {error}"

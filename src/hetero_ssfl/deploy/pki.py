@@ -9,19 +9,14 @@
 import ipaddress
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import ConfigError
@@ -78,14 +73,13 @@ def revocation_list(authority: Certified, certificates: Iterable[x509.Certificat
     """
     now = datetime.now(UTC)
     revoked = {entry.serial_number: entry for entry in (x509.load_pem_x509_crl(previous) if previous else ())}
-    for certificate in certificates:
-        number = certificate.serial_number
+    for number in (certificate.serial_number for certificate in certificates):
         revoked[number] = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now).build()
     builder = x509.CertificateRevocationListBuilder().issuer_name(authority.certificate.subject)
     builder = builder.last_update(now - CLOCK_SKEW).next_update(authority.certificate.not_valid_after_utc)
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
-    builder = builder.add_extension(issuer, critical=False)
-    builder = builder.add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    for extension in (identifier, x509.CRLNumber(int(now.timestamp()))):
+        builder = builder.add_extension(extension, critical=False)
     for entry in revoked.values():
         builder = builder.add_revoked_certificate(entry)
     return builder.sign(authority.key, hashes.SHA384()).public_bytes(Encoding.PEM)
@@ -93,7 +87,7 @@ def revocation_list(authority: Certified, certificates: Iterable[x509.Certificat
 
 def load(certificate: bytes, key: bytes) -> Certified:
     """Read a certificate and its key from PEM. Raise ValueError if they are invalid or do not match."""
-    public, private = x509.load_pem_x509_certificate(certificate), load_pem_private_key(key, None)
+    public, private = x509.load_pem_x509_certificate(certificate), serialization.load_pem_private_key(key, None)
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != public.public_key():
         raise ValueError("the key does not belong to the certificate")
     return Certified(public, private)
@@ -108,23 +102,14 @@ def node_key() -> tuple[bytes, bytes]:
 
 def general_name(host: str) -> x509.GeneralName:
     """Convert an IP address or a DNS name for a certificate. Raise ConfigError for anything else."""
-    try:
+    with suppress(ValueError):
         if "%" not in host:  # Python accepts any text as the zone of an address: fe80::1%$(command)
             return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
     labels = host.split(".")
     # A last label of digits only is a mistyped address, never a name.
     if len(host) > 253 or not all(LABEL.fullmatch(label) for label in labels) or labels[-1].isdigit():
-        raise ConfigError(
-            f"'{host}' is neither an IP address nor a DNS name. Pass only the server's name, "
-            "without https:// and without a port, such as fl.example.org or 192.0.2.7."
-        )
+        raise ConfigError(f"'{host}' is neither an IP address nor a DNS name, such as 192.0.2.7 or fl.example.org.")
     return x509.DNSName(host)
-
-
-def is_dns_name(host: str) -> bool:
-    return isinstance(general_name(host), x509.DNSName)
 
 
 def _server_names(*names: str) -> tuple[Extension, ...]:
@@ -147,20 +132,16 @@ MEMBER: tuple[Extension, ...] = (  # of servers and clients, which cannot sign o
 
 
 def _sign(
-    name: str,
-    days: int,
-    extensions: Iterable[Extension],
-    authority: Certified | None = None,
-    start: datetime | None = None,
+    name: str, days: int, extensions: Iterable[Extension], by: Certified | None = None, start: datetime | None = None
 ) -> Certified:
     """Create a key and its certificate, signed by an authority or by itself."""
     key, start = ec.generate_private_key(CURVE), start or datetime.now(UTC)
-    issuer = authority.key if authority else key
+    issuer = by.key if by else key
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # 64 is the standard's limit
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(authority.certificate.subject if authority else subject)
+        .issuer_name(by.certificate.subject if by else subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(start - CLOCK_SKEW)

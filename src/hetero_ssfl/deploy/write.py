@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from cryptography import x509
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from ..errors import ConfigError
 from . import nginx, pki
 from .layout import FORWARDER_PORT, NODE_PORT, Deployment, address
-from .templates import fill
 
 ENCODERS = (  # different for each participant
-    "resnet8(width=16)",
-    "mobilenet(width=16)",
-    "vit(width=64, depth=3, heads=2)",
-    "resnet10(width=12)",
-    "resnet14(width=12)",
+    *("resnet8(width=16)", "mobilenet(width=16)", "vit(width=64, depth=3, heads=2)"),
+    *("resnet10(width=12)", "resnet14(width=12)"),
 )
 
 # Initial values of a federation's config: to be edited, or (demo) small enough to run within minutes.
@@ -28,15 +27,8 @@ START = {"rounds": 10, "local_epochs": 2, "side": 32, "channels": 3, "rad": "rad
 SMALL = "size = 64"
 DEMO = {"rounds": 3, "local_epochs": 1, "side": 16, "channels": 1, "rad": "digits", "rad_size": SMALL, "data": "digits"}
 
-KEYS = """\
-key = "node.key"     # signs this node's part in secure sums
-peers = "peers"      # public keys of all nodes: check with their owners that these are theirs
-"""
-
-RENAMING = "# To change the name later, also rename {name}.pub in peers/ of every node and in server/node-keys/.\n"
-
-SCRIPT = '#!/bin/sh\nset -eu\nhere=$(cd "$(dirname "$0")" && pwd)\n. "$here/keep-running.sh"\n\n'
-UNFINISHED = 'ExecCondition=test ! -e "@here@/run/results.json"\n'
+LOADER = FileSystemLoader(Path(__file__).parent / "templates")
+TEMPLATES = Environment(loader=LOADER, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
 
 
 @dataclass(frozen=True)
@@ -49,13 +41,11 @@ def initialise(deployment: Deployment, days: int = 825, demo: bool = False) -> N
     """Write the deployment folder completely or not at all."""
     folder = deployment.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"'{folder}' exists and is not an empty folder. Choose another folder: keys are never overwritten."
-        )
+        raise ConfigError(f"'{folder}' is not an empty folder. Choose another one: keys are never overwritten.")
     writer = Writer(deployment)
     writer.add_server(DEMO if demo else START)
-    for number, name in enumerate(deployment.nodes):
-        writer.add_node(name, ENCODERS[number % len(ENCODERS)], DEMO if demo else START)
+    for name in deployment.nodes:
+        writer.add_node(name, DEMO if demo else START)
     if deployment.secure:
         writer.add_keys(days)
     writer.add_about(days)
@@ -104,29 +94,28 @@ def replace_files(folder: Path, files: Mapping[str, File]) -> None:
 
 
 class Writer:
-    """Collects the files of a deployment, or a part of them."""
+    """Collects the files of a deployment, or a part of them. `deploy local` has another port, and may have no proxy."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, superlink_port: int | None = None, proxied: bool | None = None) -> None:
         self.deployment = deployment
         self.files: dict[str, File] = {}
+        self.proxied = deployment.secure if proxied is None else proxied
+        self.superlink_port = superlink_port or deployment.superlink_port
+        self.superlink = address(deployment.loopback, self.superlink_port)
         self.trust = '--root-certificates "$here/ca.crt"' if deployment.secure else "--insecure"
 
     # --- settings and keys, which are written once ---
 
     def add_server(self, settings: Mapping[str, object]) -> None:
-        it, count = self.deployment, len(self.deployment.nodes)
         self.put("server/superexec.secret", secrets.token_hex(32), 0o600)
-        self.put("server/app/pyproject.toml", fill("app.toml"))
-        seats = {"count": count, "enough": max(1, count - 1), "rejoin": "key" if it.secure else "name"}
-        self.put("server/federation.toml", fill("federation.toml", **settings, **seats))
-        self.add_server_scripts(it.superlink_port, it.secure)
+        self.fill("server/app/pyproject.toml", "app.toml")
+        self.fill("server/federation.toml", settings=settings)
+        self.add_server_scripts()
 
-    def add_node(self, name: str, encoder: str, settings: Mapping[str, object]) -> None:
-        own = {"name": name, "encoder": encoder, "keys": "", "renaming": ""}
-        if self.deployment.secure:
-            own |= {"keys": KEYS, "renaming": RENAMING.format(name=name)}
-        self.put(f"nodes/{name}/node.toml", fill("node.toml", **settings, **own))
-        self.add_node_scripts(name, FORWARDER_PORT, self.deployment.secure)
+    def add_node(self, name: str, settings: Mapping[str, object]) -> None:
+        encoder = ENCODERS[self.deployment.nodes.index(name) % len(ENCODERS)]
+        self.fill(f"nodes/{name}/node.toml", node=name, encoder=encoder, settings=settings)
+        self.add_node_scripts(name, FORWARDER_PORT)
 
     def add_keys(self, days: int) -> None:
         authority = pki.new_authority(max(days, pki.CA_DAYS))
@@ -157,66 +146,50 @@ class Writer:
         self.put_pair(f"nodes/{name}/local", pki.loopback_certificate())
 
     def add_about(self, days: int) -> None:
-        it = self.deployment
-        facts = {"entrance": it.entrance, "port": it.port, "first": it.nodes[0], "count": len(it.nodes)}
-        facts |= {"until": date_after(days), "install": nginx.INSTALL, "routes": len(nginx.ROUTES)}
-        self.put("README.md", fill("README.md" if it.secure else "README-insecure.md", **facts))
-        self.put("deployment.toml", it.to_toml())
+        self.fill("README.md", None if self.deployment.secure else "README-insecure.md", until=date_after(days))
+        self.put("deployment.toml", self.deployment.to_toml())
 
     # --- scripts and the configurations of nginx: `deploy local` writes them again, with other ports ---
 
-    def add_server_scripts(self, superlink_port: int, proxied: bool) -> None:
-        it, superlink = self.deployment, address(self.deployment.loopback, superlink_port)
-        bind = it.loopback if it.secure else "${BIND:-" + it.bind + "}"
-        keys = '--ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/server.crt" --ssl-keyfile "$here/server.key"'
-        trust = f"{keys} --enable-supernode-auth" if it.secure else "--insecure"
-        self.add_script("server/start-superlink.sh", bind=bind, port=superlink_port, trust=trust)
-        self.add_script("server/start-superexec.sh", superlink=superlink, trust=self.trust)
-        trust = 'root-certificates = "$here/ca.crt"' if it.secure else "insecure = true"
-        self.add_script("server/flwr.sh", superlink=superlink, trust=trust)
-        self.add_script("server/register-nodes.sh")
-        self.add_script("server/run.sh")
+    def add_server_scripts(self) -> None:
         services = {"superlink": "start-superlink.sh", "superexec": "start-superexec.sh"}
-        if proxied:
-            listen, routes = address(it.bind, it.port), "|".join(nginx.ROUTES)
-            values = {"listen": listen, "superlink": superlink, "routes": routes, "body_mb": nginx.BODY_MB}
-            self.put("server/proxy.conf", fill("proxy.conf", **values))
-            self.add_script("server/start-proxy.sh")
-            self.add_script("server/reload-proxy.sh")
+        if self.proxied:
             services["proxy"] = "start-proxy.sh"
+            self.fill("server/proxy.conf", listen=address(self.deployment.bind, self.deployment.port))
+            self.fill("server/reload-proxy.sh")
+        for script in (*services.values(), "flwr.sh", "register-nodes.sh", "run.sh"):
+            self.fill(f"server/{script}")
         self.add_services("server", services)
-        self.add_unit("server", "hetero-ssfl-run", "run.sh", condition=UNFINISHED, pause=60)
+        self.add_unit("server", "run", "run.sh")
 
-    def add_node_scripts(self, name: str, forwarder_port: int, proxied: bool) -> None:
-        it, folder = self.deployment, f"nodes/{name}"
-        if proxied:
+    def add_node_scripts(self, name: str, forwarder_port: int) -> None:
+        folder = f"nodes/{name}"
+        if self.proxied:
             # nginx compares the certificate with a DNS name, never with an address. The certificate also holds
             # "localhost", and this CA signs no other server.
-            server_name = it.host if pki.is_dns_name(it.host) else "localhost"
-            values = {"listen": address("127.0.0.1", forwarder_port), "server": it.entrance, "name": server_name}
-            self.put(f"{folder}/forwarder.conf", fill("forwarder.conf", **values))
-            self.add_script(f"{folder}/start.sh", node_port=NODE_PORT)
-        else:
-            key = ' --auth-supernode-private-key "$here/node.key"' if it.secure else ""
-            values = {"superlink": it.entrance, "node_port": str(NODE_PORT), "trust": self.trust + key}
-            self.add_script(f"{folder}/start.sh", "start-direct.sh", **values)
+            is_name = isinstance(pki.general_name(self.deployment.host), x509.DNSName)
+            server_name = self.deployment.host if is_name else "localhost"
+            listen = address("127.0.0.1", forwarder_port)
+            self.fill(f"{folder}/forwarder.conf", listen=listen, server_name=server_name)
+        self.fill(f"{folder}/start.sh", node_port=NODE_PORT)
         self.add_services(folder, {name: "start.sh"})
-
-    def add_script(self, name: str, template: str | None = None, **values: object) -> None:
-        self.put(name, SCRIPT + fill(template or Path(name).name, **values), 0o755)
 
     def add_services(self, folder: str, scripts: Mapping[str, str]) -> None:
         """Write what all scripts of a folder source, and its scripts as services of systemd."""
-        where = {"system_folders": ":".join(nginx.SYSTEM_FOLDERS), "install": nginx.INSTALL}
-        self.put(f"{folder}/keep-running.sh", fill("keep-running.sh", **where))
+        self.fill(f"{folder}/keep-running.sh")
         for service, script in scripts.items():
-            self.add_unit(folder, f"hetero-ssfl-{service}", script)
-        services = " ".join(f"hetero-ssfl-{service}" for service in scripts)
-        self.add_script(f"{folder}/install-services.sh", services=services)
+            self.add_unit(folder, service, script)
+        self.fill(f"{folder}/install-services.sh", services=" ".join(f"hetero-ssfl-{service}" for service in scripts))
 
-    def add_unit(self, folder: str, name: str, script: str, condition: str = "", pause: int = 10) -> None:
-        unit = fill("systemd.service", about=name, script=script, condition=condition, pause=pause)
-        self.put(f"{folder}/systemd/{name}.service", unit)
+    def add_unit(self, folder: str, service: str, script: str) -> None:
+        name = f"hetero-ssfl-{service}"
+        self.fill(f"{folder}/systemd/{name}.service", "systemd.service", about=name, script=script)
+
+    def fill(self, name: str, template: str | None = None, **values: object) -> None:
+        """Write a file from a template, by default the one of its name. Scripts are executable."""
+        values |= {"it": self.deployment, "writer": self, "nginx": nginx}
+        text = TEMPLATES.get_template(template or Path(name).name).render(values)
+        self.put(name, text, 0o755 if text.startswith("#!") else 0o644)
 
     def put(self, name: str, content: str | bytes, mode: int = 0o644) -> None:
         self.files[name] = File(content if isinstance(content, bytes) else content.encode(), mode)

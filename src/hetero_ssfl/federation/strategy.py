@@ -1,8 +1,8 @@
 """Hetero-SSFL as a Flower Strategy, for existing Flower projects. See examples/flower_project.py.
 
 The project's ClientApp trains in its own way and replies with
-`contribution(representations of the RAD, alignment).arrays`. In the next round it receives the factor of the mean
-kernel, for `alignment_distance`. Sampling is FedAvg's.
+`contribution(representations of the RAD, alignment).arrays`. In the next round it receives what `alignment_distance`
+compares with: the factor of the mean kernel, or its coordinates. Sampling is FedAvg's.
 """
 
 import logging
@@ -29,11 +29,8 @@ class HeteroSSFLStrategy(FedAvg):
         super().__init__(**sampling)
         alignment = alignment or AlignmentConfig(rad_batch=0)
         if alignment.form != "factor" or alignment.leave_one_out:
-            raise ConfigError(
-                f"alignment has form = '{alignment.form}' and leave_one_out = {alignment.leave_one_out}, expected "
-                "'factor' and False, because a Strategy sends the same arrays to all nodes. "
-                "Use hetero-ssfl's own server for other values."
-            )
+            asked = f"form = '{alignment.form}' and leave_one_out = {alignment.leave_one_out}"
+            raise ConfigError(f"alignment has {asked}, expected 'factor' and False: all nodes get the same arrays.")
         config = Config(rad=RadConfig(size=rad_size), alignment=alignment)
         self.method, self.state = HeteroSSFL(config), ServerState(0, ())
 
@@ -47,7 +44,7 @@ class HeteroSSFLStrategy(FedAvg):
         for reply in sorted(arrived, key=lambda reply: reply.metadata.src_node_id):
             name = f"node {reply.metadata.src_node_id}"
             try:
-                updates[name] = self._read(name, reply, used)
+                updates[name] = self._read(name, reply.content, used)
             except ProtocolError as error:
                 log.warning("round %d continues without a reply: %s", server_round, error)
                 continue
@@ -60,27 +57,23 @@ class HeteroSSFLStrategy(FedAvg):
         self.state = self.method.aggregate(state, updates)
         for key, value in self.method.metrics(self.state).items():
             metrics[key] = value
-        return ArrayRecord({"factor": Array(self.state.shared["factor"].numpy())}), metrics
+        name = self.method.sends
+        return ArrayRecord({name: Array(self.state.shared[name].numpy())}), metrics
 
-    def _read(self, name: str, reply: Message, others: Sequence[RecordDict]) -> Update:
-        examples = _figures(reply.content).get(self.weighted_by_key)
+    def _read(self, name: str, content: RecordDict, others: Sequence[RecordDict]) -> Update:
+        figures: Mapping[str, object] = next(iter(content.metric_records.values()), {})
+        examples = figures.get(self.weighted_by_key)
         if not isinstance(examples, int) or examples < 1:
-            raise ProtocolError(
-                f"{name} reports '{self.weighted_by_key}' = {str(examples)[:40]}, expected an integer of at least 1."
-            )
-        if others and _kinds(reply.content) != _kinds(others[0]):
-            raise ProtocolError(
-                f"{name} sent different figures from the other nodes, expected {sorted(_kinds(others[0]))}."
-            )
-        update = Update(examples, arrays_of(reply.content, self.arrayrecord_key))
+            key = self.weighted_by_key
+            raise ProtocolError(f"{name} reports '{key}' = {str(examples)[:40]}, expected an integer of at least 1.")
+        if others and _kinds(content) != _kinds(others[0]):  # only replies with equal kinds can be averaged
+            raise ProtocolError(f"{name} sent other figures than the others, expected {sorted(_kinds(others[0]))}.")
+        update = Update(examples, arrays_of(content, self.arrayrecord_key))
         self.method.check(self.state, name, update)
         return update
 
 
-def _figures(content: RecordDict) -> Mapping[str, object]:
-    return next(iter(content.metric_records.values()), {})
-
-
 def _kinds(content: RecordDict) -> dict[str, bool]:
-    """Return the names of the figures and whether each is a list. Only replies with equal kinds can be averaged."""
-    return {name: isinstance(value, list) for name, value in _figures(content).items()}
+    """Return the names of the figures and whether each is a list."""
+    figures: Mapping[str, object] = next(iter(content.metric_records.values()), {})
+    return {name: isinstance(value, list) for name, value in figures.items()}

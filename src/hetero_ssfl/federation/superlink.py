@@ -30,7 +30,16 @@ def main(grid: Grid, context: Context) -> None:
         serve(grid, open_run(Path(_setting(context, "run-dir")), config, NodeSite()), log_event)
     except HeteroSSFLError as error:
         log.error("%s", error)
-        raise RuntimeError(str(error)) from None  # Flower reports this text; it would treat sys.exit as a lost task
+        logging.getLogger("flwr").addFilter(_is_not_ours)
+        raise StoppedError(str(error)) from None  # Flower would treat sys.exit as a lost task
+
+
+class StoppedError(RuntimeError):
+    """Tells Flower that the run has failed. The reason has been logged in one sentence."""
+
+
+def _is_not_ours(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], StoppedError))
 
 
 def log_event(event: Event) -> None:

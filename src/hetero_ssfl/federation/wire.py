@@ -2,13 +2,22 @@
 
 Every message names its federation, round and RAD, and every reply repeats them, so that a reply to an old message or
 for another RAD is recognised. All received content is checked here before it is used.
+
+The messages of a secure sum also name an attempt, and have these lists:
+
+phase    server to client                              client to server
+keys                                                   names, sealing, masking, signatures (one of each)
+shares   the same lists of all participants            commitments (one), names, sealed
+masked   senders, beside the broadcast                 the arrays "figures" and "body"
+confirm  survivors, dropped                            names, tags
+unmask   names, sealed, confirmed, tags                names, shares
 """
 
 import io
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,14 +32,15 @@ from torch import Tensor
 
 from ..errors import ProtocolError
 from ..methods import Update
+from ..privacy.sums.keys import PublicKeys
+from ..privacy.sums.rules import Session
+from ..privacy.sums.vectors import SIGNED, UNSIGNED, Layout, Vector
 from ..runs.events import RESERVED
 
 Scalar = int | float | str | bool
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-FEDERATION = re.compile(r"[0-9a-f]{32}")
-DIGEST = re.compile(r"[0-9a-f]{64}")
-METRIC = re.compile(r"[a-z][a-z0-9_]{0,39}(%)?")
+METRIC = re.compile(r"[a-z][a-z0-9_-]{0,39}(%)?")
 MAX_METRICS = 100
 MAX_METRIC = 1e30  # sums over clients must stay finite
 MAX_HEADER = 1000  # bytes of an array's header, which is parsed as Python literals
@@ -46,8 +56,7 @@ class Header:
 
     federation: str
     round: int
-    rad: str
-    """The RAD's digest."""
+    rad: str  # the RAD's digest
 
 
 # --- packing ---
@@ -57,39 +66,19 @@ def pack(
     arrays: Mapping[str, Tensor] | None = None,
     fields: Mapping[str, Scalar] | None = None,
     metrics: Mapping[str, float] | None = None,
+    header: Header | None = None,
 ) -> RecordDict:
-    """Build the content of one message."""
+    """Build the content of one message. A reply has the header of the message that it answers."""
     content = RecordDict()
     content["arrays"] = ArrayRecord(OrderedDict((k, Array(v.cpu().numpy())) for k, v in (arrays or {}).items()))
-    content["settings"] = ConfigRecord(dict(fields or {}))
+    content["settings"] = ConfigRecord({**(asdict(header) if header else {}), **(fields or {})})
     content["metrics"] = MetricRecord(dict(metrics or {}))
     return content
-
-
-def pack_rad(pixels: Tensor) -> ArrayRecord:
-    return ArrayRecord(OrderedDict(pixels=Array(pixels.numpy())))
-
-
-def with_rad(content: RecordDict, rad: ArrayRecord) -> RecordDict:
-    return RecordDict({**content, "rad": rad})
 
 
 def with_lists(content: RecordDict, lists: Mapping[str, list[str] | list[bytes]]) -> RecordDict:
     """Add lists of texts or of bytes. Empty ones are left out, because their type would be lost."""
     return RecordDict({**content, "lists": ConfigRecord({name: entries for name, entries in lists.items() if entries})})
-
-
-def pack_reply(
-    header: Header,
-    arrays: Mapping[str, Tensor] | None = None,
-    metrics: Mapping[str, float] | None = None,
-    facts: Mapping[str, Scalar] | None = None,
-) -> RecordDict:
-    return pack(arrays, {**asdict(header), **(facts or {})}, metrics)
-
-
-def pack_update(header: Header, update: Update) -> RecordDict:
-    return pack_reply(header, update.arrays, update.metrics, {"examples": update.examples})
 
 
 # --- reading: invalid content raises ProtocolError ---
@@ -101,10 +90,8 @@ def arrays_of(content: RecordDict, key: str = "arrays") -> dict[str, Tensor]:
 
 
 def rad_of(content: RecordDict) -> Tensor | None:
-    record = content.array_records.get("rad")
-    if record is None or "pixels" not in record:
-        return None
-    return tensor_of(record["pixels"], "RAD")
+    record: Mapping[str, Array] = content.array_records.get("rad", {})
+    return tensor_of(record["pixels"], "RAD") if "pixels" in record else None
 
 
 def tensor_of(array: Array, what: str) -> Tensor:
@@ -129,26 +116,20 @@ def fields_of(content: RecordDict) -> dict[str, Scalar]:
 
 
 def texts_of(content: RecordDict, name: str) -> list[str]:
-    """Return a list of names of participants."""
-    texts = _list_of(content, name)
-    for text in texts:
-        if not isinstance(text, str) or not NAME.fullmatch(text):
-            raise ProtocolError(f"the list '{name}' has {str(text)[:64]!r}, expected names of participants.")
-    return [str(text) for text in texts]
+    return _list_of(content, name, "names of participants", lambda text: isinstance(text, str) and NAME.fullmatch(text))
 
 
 def blobs_of(content: RecordDict, name: str) -> list[bytes]:
-    blobs = _list_of(content, name)
-    if not all(isinstance(blob, bytes) for blob in blobs):
-        raise ProtocolError(f"the list '{name}' must contain only bytes.")
-    return [bytes(blob) for blob in blobs]
+    return _list_of(content, name, "bytes", lambda blob: isinstance(blob, bytes))
 
 
-def _list_of(content: RecordDict, name: str) -> list[Any]:
+def _list_of(content: RecordDict, name: str, kind: str, fits: Callable[[object], object]) -> list[Any]:
     record: Mapping[str, object] = content.config_records.get("lists", {})
     entries = record.get(name, [])
     if not isinstance(entries, list) or len(entries) > MAX_LIST:
         raise ProtocolError(f"the message has no list '{name}' of at most {MAX_LIST:,} entries.")
+    if not all(map(fits, entries)):
+        raise ProtocolError(f"the list '{name}' must contain only {kind}.")
     return entries
 
 
@@ -167,44 +148,38 @@ def metrics_of(content: RecordDict) -> dict[str, float]:
 
 def header_of(fields: Mapping[str, Scalar]) -> Header:
     federation, number, rad = (fields.get(key) for key in ("federation", "round", "rad"))
-    if not isinstance(federation, str) or not FEDERATION.fullmatch(federation):
-        raise ProtocolError(f"the message names federation {str(federation)[:40]!r}, expected 32 hexadecimal digits.")
     if type(number) is not int or not 0 <= number < 10**6:
         raise ProtocolError(f"the message names round {str(number)[:40]}, expected 0 to 999,999.")
-    if not isinstance(rad, str) or not DIGEST.fullmatch(rad):
-        raise ProtocolError(f"the message names RAD {str(rad)[:40]!r}, expected a SHA-256 digest.")
-    return Header(federation, number, rad)
+    return Header(check_hex("federation", federation, 32), number, check_hex("RAD", rad, 64))
 
 
-def check_header(header: Header, expected: Header, sender: str) -> None:
-    for what in ("federation", "round", "rad"):
-        a, b = getattr(header, what), getattr(expected, what)
-        if a != b:
-            raise ProtocolError(
-                f"{sender} replied for {what} {str(a)[:12]}, expected {str(b)[:12]}: it answers another message."
-            )
+def check_hex(what: str, value: object, digits: int) -> str:
+    """Return an id or a digest. Nothing that a message or a run folder names may become a path before this check."""
+    if not isinstance(value, str) or not re.fullmatch(rf"[0-9a-f]{{{digits}}}", value):
+        raise ProtocolError(f"the {what} is named {str(value)[:40]!r}, expected {digits} hexadecimal digits.")
+    return value
 
 
-def read_update(content: RecordDict, expected: Header, sender: str) -> Update:
+def check_header(content: RecordDict, expected: Header, sender: str) -> None:
+    """Raise ProtocolError unless a reply repeats the header of its message."""
+    fields = fields_of(content)
+    for what, value in asdict(expected).items():
+        sent = fields.get(what)
+        if type(sent) is not type(value) or sent != value:
+            raise ProtocolError(f"{sender} replied for {what} {str(sent)[:12]}, expected {str(value)[:12]}.")
+
+
+def read_update(content: RecordDict, sender: str) -> Update:
     """Read a client's reply to a train message."""
-    with _reply_of(sender):
-        fields = fields_of(content)
-        check_header(header_of(fields), expected, sender)
-        examples = fields.get("examples")
+    with reply_of(sender):
+        examples = fields_of(content).get("examples")
         if type(examples) is not int or not 1 <= examples <= MAX_EXAMPLES:
             raise ProtocolError(f"it trained on {str(examples)[:40]} images, expected 1 to {MAX_EXAMPLES:,}.")
         return Update(examples, arrays_of(content), metrics_of(content))
 
 
-def read_metrics(content: RecordDict, expected: Header, sender: str) -> dict[str, float]:
-    """Read a client's reply to an evaluate message."""
-    with _reply_of(sender):
-        check_header(header_of(fields_of(content)), expected, sender)
-        return metrics_of(content)
-
-
 @contextmanager
-def _reply_of(sender: str) -> Iterator[None]:
+def reply_of(sender: str) -> Iterator[None]:
     """Name the sender in an error."""
     try:
         yield
@@ -212,7 +187,54 @@ def _reply_of(sender: str) -> Iterator[None]:
         raise ProtocolError(f"{sender} sent a reply that cannot be used: {error}") from None
 
 
-# --- bytes ---
+# --- secure sums ---
+
+
+def session_of(header: Header, fields: Mapping[str, Scalar]) -> Session:
+    return Session(header.federation, header.round, check_hex("attempt", fields.get("attempt"), 32))
+
+
+def with_roster(content: RecordDict, roster: Sequence[PublicKeys]) -> RecordDict:
+    signatures = [keys.signature for keys in roster]
+    lists: dict[str, list[str] | list[bytes]] = {"names": [keys.name for keys in roster]}
+    lists |= {"sealing": [keys.sealing for keys in roster], "masking": [keys.masking for keys in roster]}
+    return with_lists(content, {**lists, "signatures": signatures if any(signatures) else []})
+
+
+def roster_of(content: RecordDict) -> list[PublicKeys]:
+    names, sealing, masking = texts_of(content, "names"), blobs_of(content, "sealing"), blobs_of(content, "masking")
+    signatures = blobs_of(content, "signatures") or [b""] * len(names)
+    if not len(names) == len(sealing) == len(masking) == len(signatures):
+        raise ProtocolError(f"the message has {len(names)} names but {len(masking)} keys, expected as many.")
+    return [PublicKeys(*each) for each in zip(names, sealing, masking, signatures, strict=True)]
+
+
+def with_named(content: RecordDict, blobs: Mapping[str, bytes], **lists: list[str] | list[bytes]) -> RecordDict:
+    """Add something for each of some participants, and other lists."""
+    return with_lists(content, {"names": list(blobs), "blobs": list(blobs.values()), **lists})
+
+
+def named_of(content: RecordDict, who: str = "names", what: str = "blobs") -> dict[str, bytes]:
+    names, blobs = texts_of(content, who), blobs_of(content, what)
+    if len(names) != len(blobs) or len(set(names)) < len(names):
+        raise ProtocolError(f"the message has {len(blobs)} {what} for {len(set(names))} names, expected one for each.")
+    return dict(zip(names, blobs, strict=True))
+
+
+def pack_vector(fields: Mapping[str, Scalar], vector: Vector) -> RecordDict:
+    body = vector.body.view(SIGNED[vector.layout.word])  # torch has hardly any functions for unsigned integers
+    arrays = {"figures": torch.from_numpy(vector.figures.view(np.int64)), "body": torch.from_numpy(body)}
+    return pack(arrays, fields)
+
+
+def vector_of(content: RecordDict, layout: Layout, sender: str) -> Vector:
+    arrays = {name: array.numpy() for name, array in arrays_of(content).items()}
+    expected = {"figures": (SIGNED[64], layout.figures), "body": (SIGNED[layout.word], layout.body)}
+    sent = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    if sent != {name: (np.dtype(kind), (size,)) for name, (kind, size) in expected.items()}:
+        wanted = f"{layout.body} integers of {layout.word} bits and {layout.figures} of 64"
+        raise ProtocolError(f"{sender} sent {str(sent)[:200]}, expected {wanted}. It may have a different RAD.")
+    return Vector(arrays["figures"].view(np.uint64), arrays["body"].view(UNSIGNED[layout.word]))
 
 
 def encode(message: Message) -> bytes:
@@ -245,8 +267,6 @@ def content_size(content: RecordDict) -> int:
 def check_size(message: Message, limit_mb: int, sender: str) -> int:
     size = content_size(message.content) if message.has_content() else 0
     if size > limit_mb * 2**20:
-        raise ProtocolError(
-            f"a message from {sender} has {size / 2**20:,.0f} MB, the limit is {limit_mb} MB. "
-            "Lower alignment.rank or rad.size, or raise message_mb on both sides."
-        )
+        remedy = "Lower alignment.rank or rad.size, or raise message_mb on both sides."
+        raise ProtocolError(f"a message from {sender} has {size / 2**20:,.0f} MB, the limit is {limit_mb} MB. {remedy}")
     return size

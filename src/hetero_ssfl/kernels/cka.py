@@ -5,7 +5,7 @@ The factor forms cost O(n d r) and never build an n x n matrix; the dense forms 
 reference in the tests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations_with_replacement
 
 import torch
@@ -75,8 +75,13 @@ def hsic_debiased(k: Tensor, other: Tensor) -> Tensor:
 
 def cka_debiased(k: Tensor, other: Tensor) -> Tensor:
     """Return the CKA from unbiased HSIC; the estimator includes centring."""
-    scale = (hsic_debiased(k, k) * hsic_debiased(other, other)).clamp_min(EPS**2).sqrt()
-    return hsic_debiased(k, other) / scale
+    return cosine(hsic_debiased, k, other)
+
+
+def cosine(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """Return <a, b> / sqrt(<a, a> <b, b>) for an inner product of kernels."""
+    scale = (product(a, a) * product(b, b)).clamp_min(EPS**2).sqrt()
+    return product(a, b) / scale
 
 
 # --- factors ---------------------------------------------------------------------------------------
@@ -84,8 +89,7 @@ def cka_debiased(k: Tensor, other: Tensor) -> Tensor:
 
 def inner_product(a: Tensor, b: Tensor) -> Tensor:
     """Return <A A^T, B B^T> = ||A^T B||^2, computed in the cheaper way."""
-    n, d, r = len(a), a.shape[1], b.shape[1]
-    if n * (d + r) < d * r:  # few rows, wide features
+    if len(a) * (a.shape[1] + b.shape[1]) < a.shape[1] * b.shape[1]:  # few rows, wide features
         return ((a @ a.T) * (b @ b.T)).sum()
     return (a.T @ b).square().sum()
 
@@ -95,11 +99,7 @@ def factor_cka(a: Tensor, b: Tensor, center: bool = True, debiased: bool = False
     a, b = at_least_float32(a), at_least_float32(b)
     if center or debiased:  # the debiased estimator ignores the mean, but float32 does not: it cancels large terms
         a, b = a - a.mean(0), b - b.mean(0)
-    if debiased:
-        scale = (factor_hsic_debiased(a, a) * factor_hsic_debiased(b, b)).clamp_min(EPS**2).sqrt()
-        return factor_hsic_debiased(a, b) / scale
-    scale = (inner_product(a, a) * inner_product(b, b)).clamp_min(EPS**2).sqrt()
-    return inner_product(a, b) / scale
+    return cosine(factor_hsic_debiased if debiased else inner_product, a, b)
 
 
 def factor_hsic_debiased(a: Tensor, b: Tensor) -> Tensor:

@@ -64,11 +64,18 @@ class MeanKernel:
         sums = Sums(tensors["sums"], *tensors["totals"].tolist()) if "sums" in tensors else None
         return cls(tensors["factor"], float(tensors["lost"]), sums, tensors.get("norms"), tensors.get("coordinates"))
 
+    def norm_of_each(self, order: Sequence[str]) -> dict[str, float]:
+        return {} if self.norms is None else dict(zip(order, self.norms.tolist(), strict=False))
+
     def usual_norm(self, order: Sequence[str], client: str) -> float:
         """Return the median norm of the other clients, which this client cannot influence; inf if unknown."""
-        norms = [] if self.norms is None else self.norms.tolist()
-        others = [norm for name, norm in zip(order, norms, strict=False) if name != client and norm > 0]
+        others = [norm for name, norm in self.norm_of_each(order).items() if name != client and norm > 0]
         return float(torch.tensor(others).median()) if others else math.inf
+
+    def lost_digits(self, order: Sequence[str], changed: Collection[str]) -> bool:
+        """Tell whether a changed contribution is so large that the others lost digits in the sums."""
+        norms = self.norm_of_each(order)
+        return any(norms[name] > ABSORBED * self.usual_norm(order, name) for name in norms.keys() & set(changed))
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ class Averaging:
 
         `noise` is the standard deviation of normal noise in each entry of a single contribution.
         """
-        norms = None if self.alignment.normalize else _changed_norms(mean, after, changed, self.rows)
+        norms = None if self.alignment.normalize else self._norms(mean, after, changed)
         whole = self._concatenated(after) if mean is None or mean.sums is None else None
         if whole is not None:
             return self._kept(whole, mean, None, norms)
@@ -147,7 +154,7 @@ class Averaging:
 
     def _sums(self, mean: MeanKernel | None, before: Group, after: Group, changed: Sequence[str]) -> Sums:
         """Subtract old and add new contributions of changed clients to the running sums, or sum all again."""
-        sums = None if mean is None or _absorbed(mean, before.order, changed) else mean.sums
+        sums = None if mean is None or mean.lost_digits(before.order, changed) else mean.sums
         if sums is None:
             sums, before, changed = Sums(), Group(), after.order
         for group, sign in ((before, -1), (after, 1)):
@@ -161,23 +168,9 @@ class Averaging:
             return arrays["sketch"], float(arrays["trace"])
         return sketch(arrays["factor"].float(), self.omega()), trace_of(arrays)
 
-
-def _changed_norms(mean: MeanKernel | None, after: Group, changed: Collection[str], rows: int) -> Tensor:
-    """Return the norm of each client's kernel in the order of the group (new clients last); 0 without a kernel."""
-    norms = torch.zeros(len(after.order), dtype=torch.float64)
-    known = [] if mean is None or mean.norms is None else mean.norms.tolist()
-    norms[: len(known)] = torch.tensor(known, dtype=torch.float64)
-    for place, name in enumerate(after.order):
-        if name in changed:
-            norms[place] = norm_of(after.contributions[name], rows) if name in after.contributions else 0.0
-    return norms
-
-
-def _absorbed(mean: MeanKernel, order: Sequence[str], changed: Collection[str]) -> bool:
-    """Tell whether a subtracted contribution was so large that the others lost digits in the sums."""
-    norms = [] if mean.norms is None else mean.norms.tolist()
-    return any(
-        norm > ABSORBED * mean.usual_norm(order, name)
-        for name, norm in zip(order, norms, strict=False)
-        if name in changed
-    )
+    def _norms(self, mean: MeanKernel | None, after: Group, changed: Collection[str]) -> Tensor:
+        """Return the norm of each client's kernel in the order of the group (new clients last); 0 without a kernel."""
+        known = mean.norm_of_each(after.order) if mean else {}
+        new = {name: norm_of(after.contributions[name], self.rows) for name in after.present() if name in changed}
+        norms = [new.get(name, 0.0) if name in changed else known.get(name, 0.0) for name in after.order]
+        return torch.tensor(norms, dtype=torch.float64)

@@ -43,9 +43,6 @@ def nystroem(a: Tensor, config: AlignmentConfig) -> Tensor:
     return gram(a, config, landmarks) @ (vectors[:, kept] * values[kept].rsqrt())
 
 
-# --- properties of a factor ------------------------------------------------------------------------
-
-
 def effective_rank(factor: Tensor) -> float:
     """Return the participation ratio (sum of eigenvalues)^2 / (sum of their squares) of the centred kernel: 1 if all
     images lie on one line, the number of directions if all are equally strong."""

@@ -16,19 +16,14 @@ class Alignment:
     """mu * distance(K_k, K_mean) on a new batch of RAD images, at each step or once per epoch."""
 
     def __init__(self, client: TrainingClient, consensus: Tensor, mu: float) -> None:
-        self.config, self.mu = client.config, mu
-        self.rad, self.consensus = client.rad, consensus.to(client.device)
-        batch = client.config.alignment.rad_batch
-        self.batch = min(batch, len(self.rad)) if batch else len(self.rad)
+        self.client, self.consensus, self.mu = client, consensus.to(client.device), mu
         self.memory: deque[tuple[Tensor, Tensor]] = deque()  # rows and their representations, oldest first
 
     def __call__(self, learner: Learner, rng: Generator, step: Step) -> Tensor:
-        alignment = self.config.alignment
+        alignment = self.client.config.alignment
         if (alignment.when == "epoch" and step.number > 0) or step.number % alignment.every:
             return torch.zeros((), device=self.consensus.device)
-        rows = torch.randperm(len(self.rad), generator=rng)[: self.batch]
-        pixels = take(self.rad, rows, self.consensus.device)
-        images = random_view(pixels, self.config.views, rng) if alignment.augment_rad else to_input(pixels)
+        rows, images = rad_batch(self.client, rng, alignment.augment_rad)
         live = learner.represent(images, alignment.trained_layer)
         all_rows, representations = self._with_memory(rows, live)
         wanted = take(self.consensus, all_rows, live.device)
@@ -36,53 +31,65 @@ class Alignment:
 
     def _with_memory(self, rows: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
         """Return this step's rows followed by remembered rows that are not among them, newest first."""
-        size = self.config.alignment.memory
+        size, fixed = self.client.config.alignment.memory, live.detach()
         if not size:
             return rows, live
-        old_rows, old = (
-            (torch.cat(parts) for parts in zip(*self.memory, strict=True)) if self.memory else (rows[:0], live[:0])
-        )
-        seen, unique = set(rows.tolist()), list[int]()
-        for position in range(len(old_rows) - 1, -1, -1):
-            row = int(old_rows[position])
-            if row not in seen and len(unique) < size:
-                seen.add(row)
-                unique.append(position)
-        self.memory.append((rows, live.detach()))
+        old_rows, old = (torch.cat(parts) for parts in zip((rows[:0], fixed[:0]), *self.memory, strict=True))
+        newest = {row: place for place, row in enumerate(old_rows.tolist())}
+        unseen = [newest[row] for row in newest.keys() - set(rows.tolist())]
+        kept = torch.tensor(sorted(unseen, reverse=True)[:size], dtype=torch.long)
+        self.memory.append((rows, fixed))
         while sum(len(r) for r, _ in self.memory) - len(self.memory[0][0]) >= size:
             self.memory.popleft()
-        kept = torch.tensor(unique, dtype=torch.long)
         return torch.cat([rows, old_rows[kept]]), torch.cat([live, take(old, kept, live.device).to(live.dtype)])
 
 
 class Coordinates:
-    """mu * (1 - cos(h(f(x)), T_x)): the head's output for a RAD image is pulled to the image's coordinates.
+    """mu * the distance between where an image lies among the RAD images and where the head h(f(view)) puts it.
 
-    RAD images that are in the local loss anyway cost no additional forward pass.
+    A RAD image lies at its coordinates, and an own image where the head puts its other view (`alignment.own_images`
+    is the weight of this part). RAD images that are in the local loss anyway cost no additional forward pass.
     """
 
     def __init__(self, client: TrainingClient, coordinates: Tensor, mu: float) -> None:
-        self.config, self.mu = client.config, mu
-        self.rad, self.own_images, self.coordinates = client.rad, len(client.pixels), coordinates.to(client.device)
+        self.client, self.coordinates, self.mu = client, coordinates.to(client.device), mu
 
     def __call__(self, learner: Learner, rng: Generator, step: Step) -> Tensor:
-        rows, features = self._rad_features(learner, rng, step)
-        if not len(rows):
-            return torch.zeros((), device=self.coordinates.device)
-        assert learner.head is not None
-        wanted = take(self.coordinates, rows, features.device)
-        return self.mu * alignment_distance(learner.head(features), wanted, self.config.alignment)
+        head, config, count = learner.head, self.client.config, len(self.client.pixels)
+        assert head is not None
+        if config.rad.in_ssl:
+            rows, views = features_of(step, step.rows >= count)
+            rows = rows - count
+        else:
+            rows, images = rad_batch(self.client, rng)
+            views = [learner.encoder(images)]
+        loss = torch.zeros((), device=self.coordinates.device)
+        if len(rows):
+            wanted = take(self.coordinates, rows, self.coordinates.device).repeat(len(views), 1)
+            loss = self._distance(head(torch.cat(views)), wanted)
+        own, views = features_of(step, step.rows < count)
+        if len(own) and len(views) > 1 and config.alignment.own_images:
+            here = [head(view) for view in views]
+            there = [*here[1:], here[0]]
+            loss = loss + config.alignment.own_images * self._distance(torch.cat(here), torch.cat(there).detach())
+        return self.mu * loss
 
-    def _rad_features(self, learner: Learner, rng: Generator, step: Step) -> tuple[Tensor, Tensor]:
-        """Return rows of the RAD and features of views of them."""
-        if self.config.rad.in_ssl:
-            places = (step.rows >= self.own_images).nonzero().squeeze(1)
-            features = torch.cat([take(view, places, view.device) for view in step.features])
-            return (step.rows[places] - self.own_images).repeat(len(step.features)), features
-        batch = min(self.config.alignment.rad_batch or len(self.rad), len(self.rad))
-        rows = torch.randperm(len(self.rad), generator=rng)[:batch]
-        images = random_view(take(self.rad, rows, self.coordinates.device), self.config.views, rng)
-        return rows, learner.encoder(images)
+    def _distance(self, predicted: Tensor, wanted: Tensor) -> Tensor:
+        return alignment_distance(predicted, wanted, self.client.config.alignment, anchors=self.coordinates)
+
+
+def features_of(step: Step, chosen: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the chosen rows of a step's images, and the features of their views."""
+    places = chosen.nonzero().squeeze(1)
+    return step.rows[places], [take(view, places, view.device) for view in step.features]
+
+
+def rad_batch(client: TrainingClient, rng: Generator, augment: bool = True) -> tuple[Tensor, Tensor]:
+    """Return random rows of the RAD, and a view of each image (or the image itself)."""
+    size = len(client.rad)
+    rows = torch.randperm(size, generator=rng)[: client.config.alignment.rad_batch or size]
+    pixels = take(client.rad, rows, client.device)
+    return rows, random_view(pixels, client.config.views, rng) if augment else to_input(pixels)
 
 
 def mu_at(config: Config, round_number: int) -> float:

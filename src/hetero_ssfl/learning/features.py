@@ -1,5 +1,7 @@
 """Features of a frozen encoder, and nearest neighbours among them."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -8,12 +10,17 @@ from ..data import to_input
 
 
 @torch.no_grad()
-def extract_features(encoder: nn.Module, pixels: Tensor, batch: int = 512) -> Tensor:
-    """Return the features of images without augmentation, in evaluation mode, as float32 on the CPU."""
+def extract_features(
+    encoder: nn.Module, pixels: Tensor, batch: int = 512, forward: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Return the features of images without augmentation, in evaluation mode, as float32 on the CPU.
+
+    They are what the encoder returns, or what `forward` computes with it.
+    """
     was_training = encoder.training
     encoder.eval()
-    device = next((p.device for p in encoder.parameters()), torch.device("cpu"))
-    parts = [encoder(to_input(rows.to(device, non_blocking=True))).float() for rows in pixels.split(batch)]
+    device, forward = next((p.device for p in encoder.parameters()), torch.device("cpu")), forward or encoder
+    parts = [forward(to_input(rows.to(device, non_blocking=True))).float() for rows in pixels.split(batch)]
     encoder.train(was_training)
     return torch.cat(parts).cpu()
 

@@ -10,16 +10,11 @@ from ..config import EvaluationConfig
 from ..data import Images, to_input
 from ..seeding import global_seed, rng_for
 from .features import extract_features
-from .probes import Measure, accuracy
+from .probes import Measure, accuracy, rows_of_each_class
 
 
 def finetune(
-    encoder: nn.Module,
-    train: Images,
-    test: Images,
-    config: EvaluationConfig,
-    seed: int,
-    measure: Measure = accuracy,
+    encoder: nn.Module, train: Images, test: Images, config: EvaluationConfig, seed: int, measure: Measure = accuracy
 ) -> float:
     """Train a copy of the encoder and a linear layer on `train`; return the accuracy in percent on `test`."""
     assert train.labels is not None
@@ -41,17 +36,9 @@ def finetune(
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
                 optimiser.step()
-    model.eval()
-    with torch.no_grad():
-        parts = [model(to_input(rows.to(device))).argmax(1).cpu() for rows in test.pixels.split(512)]
-    return measure(classes[torch.cat(parts)], test.labels)
+    return measure(classes[extract_features(model, test.pixels).argmax(1)], test.labels)
 
 
 def share_of_labels(labels: Tensor, share: float, seed: int) -> Tensor:
     """Return the rows of a random fraction of each class's examples, at least one of each."""
-    order = torch.randperm(len(labels), generator=rng_for(seed, "share of labels"))
-    chosen = []
-    for label in labels.unique():
-        members = order[labels[order] == label]
-        chosen.append(members[: max(1, round(share * len(members)))])
-    return torch.cat(chosen).sort().values
+    return rows_of_each_class(labels, lambda count: max(1, round(share * count)), rng_for(seed, "share of labels"))

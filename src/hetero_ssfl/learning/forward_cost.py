@@ -3,9 +3,8 @@
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import ConfigError
 from .encoders import build_encoder
@@ -43,24 +42,15 @@ def work_of(spec: str, in_channels: int, side: int) -> Work:
 
 @torch.no_grad()
 def _counted(spec: str, in_channels: int, side: int) -> Work:
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton, where it is installed
+
     encoder, width = build_encoder(spec, in_channels, side)
-    encoder.eval()
-    counter = _Counter()
-    with FlopCounterMode(display=False) as flops, counter:
-        encoder(torch.zeros(BATCH, in_channels, side, side))
-    return Work(
-        sum(p.numel() for p in encoder.parameters()),
-        _bytes_of(encoder),
-        width,
-        flops.get_total_flops() // (2 * BATCH),
-        counter.total // BATCH,
-        counter.largest // BATCH,
-        counter.operations,
-    )
-
-
-def _bytes_of(module: nn.Module) -> int:
-    return sum(t.numel() * t.element_size() for t in module.state_dict().values())
+    with FlopCounterMode(display=False) as flops, _Counter() as counter:
+        encoder.eval()(torch.zeros(BATCH, in_channels, side, side))
+    parameters = sum(p.numel() for p in encoder.parameters())
+    state = sum(t.nbytes for t in encoder.state_dict().values())
+    multiply_adds, activations = flops.get_total_flops() // (2 * BATCH), counter.total // BATCH
+    return Work(parameters, state, width, multiply_adds, activations, counter.largest // BATCH, counter.operations)
 
 
 class _Counter(TorchDispatchMode):
@@ -75,6 +65,6 @@ class _Counter(TorchDispatchMode):
         self.operations += 1
         if not func.is_view and not func._schema.is_mutable:
             results = out if isinstance(out, tuple | list) else (out,)
-            size = sum(t.numel() * t.element_size() for t in results if isinstance(t, Tensor))
+            size = sum(t.nbytes for t in results if isinstance(t, Tensor))
             self.total, self.largest = self.total + size, max(self.largest, size)
         return out

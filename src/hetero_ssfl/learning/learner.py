@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +10,6 @@ from ..config import Layer, ModelConfig, SslConfig
 from ..errors import ConfigError
 from ..seeding import global_seed
 from .encoders import build_encoder
-
-ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -102,20 +99,9 @@ def build_learner(
                 "Choose another encoder, or set requires_grad on the parameters to train."
             )
         learner = Learner(encoder, width, model, ssl, classes, coordinates)
-    return _in_layout(learner, example)
-
-
-def seeded_encoder(
-    model: ModelConfig, in_channels: int, side: int, seed: int, *scope: str | int, example: Tensor
-) -> nn.Module:
-    """Build only the encoder of `build_learner`, with the same initial parameters."""
-    with global_seed(seed, *scope):
-        return _in_layout(build_encoder(model.encoder, in_channels, side, example)[0], example)
-
-
-def _in_layout(module: ModuleT, example: Tensor | None) -> ModuleT:
-    """Convert networks for images to torch's faster memory format."""
-    return module if example is not None and example.ndim != 4 else module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if example is None or example.ndim == 4:
+        learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster for images
+    return learner
 
 
 def count_parameters(module: nn.Module) -> int:

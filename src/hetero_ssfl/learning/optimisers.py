@@ -16,16 +16,11 @@ TRUST = 1e-3  # LARS: the norm of a step relative to the norm of the weights
 
 def build_optimiser(parameters: Iterable[nn.Parameter], config: OptimConfig) -> Optimizer:
     """Return a new optimiser; the training loop sets its learning rate before every step."""
-    trained = list(parameters)
-    if config.kind == "sgd":
-        ours = SGD(trained, config.lr, config.momentum, config.weight_decay)
-        return cast(Optimizer, ours)  # it has everything that the training loop and torch's GradScaler use
+    trained, ours = list(parameters), {"sgd": SGD, "lars": LARS, "muon": Muon}.get(config.kind)
+    if ours:  # our SGD has everything that the training loop and torch's GradScaler use
+        return cast(Optimizer, ours(trained, config.lr, config.momentum, config.weight_decay))
     if config.kind == "adamw":
         return torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
-    if config.kind == "lars":
-        return LARS(trained, config.lr, config.momentum, config.weight_decay)
-    if config.kind == "muon":
-        return Muon(trained, config.lr, config.momentum, config.weight_decay)
     made = find(config.kind, "optim.kind")(trained, config.lr)
     if not isinstance(made, Optimizer):
         raise ConfigError(
@@ -45,7 +40,7 @@ class SGD:
     def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": parameters, "lr": lr}]
         self.momentum, self.weight_decay = momentum, weight_decay
-        self.buffers: dict[Tensor, Tensor] = {}
+        self.buffers: dict[Tensor, Tensor] = {p: torch.zeros_like(p) for p in parameters} if momentum else {}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for p in self.param_groups[0]["params"]:
@@ -58,13 +53,10 @@ class SGD:
         if self.weight_decay:
             grads = list(torch._foreach_add(grads, params, alpha=self.weight_decay))
         if self.momentum:
-            known = [(p, g) for p, g in zip(params, grads, strict=True) if p in self.buffers]
-            if known:
-                buffers = [self.buffers[p] for p, _ in known]
-                torch._foreach_mul_(buffers, self.momentum)
-                torch._foreach_add_(buffers, [g for _, g in known])
-            self.buffers |= {p: g.clone() for p, g in zip(params, grads, strict=True) if p not in self.buffers}
-            grads = [self.buffers[p] for p in params]
+            buffers = [self.buffers[p] for p in params]
+            torch._foreach_mul_(buffers, self.momentum)
+            torch._foreach_add_(buffers, grads)
+            grads = buffers
         torch._foreach_add_(params, grads, alpha=-self.param_groups[0]["lr"])
 
 

@@ -13,6 +13,8 @@ from ..seeding import global_seed, rng_for
 Measure = Callable[[Tensor, Tensor], float]
 """Compares predicted with true classes."""
 
+NEGLIGIBLE = 1e-3  # a deviation, relative to the largest, below which a component is noise
+
 
 @dataclass(frozen=True)
 class Labeled:
@@ -26,20 +28,33 @@ class Labeled:
         return Labeled(self.x[rows], self.y[rows])
 
 
+def accuracy(predicted: Tensor, truth: Tensor) -> float:
+    """Return the percentage of correct predictions."""
+    return 100 * float((predicted == truth).double().mean())
+
+
+def balanced_accuracy(predicted: Tensor, truth: Tensor) -> float:
+    """Return the mean over classes of the percentage of correct predictions, as a whole number.
+
+    It does not depend on how many images a class has: whoever always predicts the same class gets 100 / classes.
+    Rounding hides the denominators of the means, which are numbers of images.
+    """
+    accuracies = [(predicted[truth == label] == label).double().mean() for label in truth.unique()]
+    return float(round(100 * float(torch.stack(accuracies).mean())))
+
+
 def probe(
-    train: Labeled, test: Labeled, config: EvaluationConfig, seed: int, measure: Measure | None = None
+    train: Labeled, test: Labeled, config: EvaluationConfig, seed: int, measure: Measure = accuracy
 ) -> dict[str, float]:
     """Return the accuracy in percent of each probe in the config, or another measure of its predictions."""
-    measure = measure or accuracy
     classes, train_y = train.y.unique(return_inverse=True)  # classes come from training labels, never from test labels
-    results = {}
-    if "linear" in config.probes:
-        predicted = linear_probe(Labeled(train.x, train_y), test.x, config, seed)
-        results["linear"] = measure(classes[predicted], test.y)
-    if "knn" in config.probes:
-        predicted = knn_probe(Labeled(train.x, train_y), test.x, config.neighbours)
-        results["knn"] = measure(classes[predicted], test.y)
-    return results
+    fit = Labeled(train.x, train_y)
+    predictions: dict[str, Callable[[], Tensor]] = {
+        "linear": lambda: linear_probe(fit, test.x, config, seed),
+        "knn": lambda: knn_probe(fit, test.x, config.neighbours),
+        "knn-flat": lambda: knn_probe(*flattened(fit, test.x), config.neighbours),
+    }
+    return {name: measure(classes[predict()], test.y) for name, predict in predictions.items() if name in config.probes}
 
 
 def linear_probe(train: Labeled, test_x: Tensor, config: EvaluationConfig, seed: int) -> Tensor:
@@ -50,11 +65,8 @@ def linear_probe(train: Labeled, test_x: Tensor, config: EvaluationConfig, seed:
         x, test_x = (x - mean) / std, (test_x - mean) / std
     classes = int(train.y.max()) + 1
     with global_seed(seed, "probe"):
-        if config.hidden:
-            layers = [nn.Linear(x.shape[1], config.hidden), nn.ReLU(), nn.Linear(config.hidden, classes)]
-        else:
-            layers = [nn.Linear(x.shape[1], classes)]
-    classifier = nn.Sequential(*layers)
+        hidden = [nn.Linear(x.shape[1], config.hidden), nn.ReLU()] if config.hidden else []
+        classifier = nn.Sequential(*hidden, nn.Linear(config.hidden or x.shape[1], classes))
     fit = _fit if config.hidden else _fit_linear
     fit(classifier, x, train.y, config, rng_for(seed, "probe order"))
     with torch.no_grad():
@@ -116,25 +128,28 @@ def knn_probe(train: Labeled, test_x: Tensor, neighbours: int, temperature: floa
     return torch.cat(votes)
 
 
+def flattened(train: Labeled, test_x: Tensor) -> tuple[Labeled, Tensor]:
+    """Divide each principal component of the features by the square root of its deviation (halfway to whitening).
+
+    Nearest neighbours gain from this by themselves. So where the components of features differ in strength, this is the
+    fair control for a method that makes them alike.
+    """
+    centre = train.x.mean(0)
+    _, deviations, axes = torch.linalg.svd((train.x - centre).double(), full_matrices=False)
+    kept = deviations > NEGLIGIBLE * deviations[0]
+    scaled = (axes[kept].T * (deviations[kept] / deviations[0]).rsqrt()).float()
+    return Labeled((train.x - centre) @ scaled, train.y), (test_x - centre) @ scaled
+
+
 def few_labels(labels: Tensor, per_class: int | None, seed: int) -> Tensor:
     """Return the rows of at most `per_class` random examples of each class; all rows for None."""
     if per_class is None:
         return torch.arange(len(labels))
-    order = torch.randperm(len(labels), generator=rng_for(seed, "few labels"))
-    chosen = [order[labels[order] == c][:per_class] for c in labels.unique()]
-    return torch.cat(chosen).sort().values
+    return rows_of_each_class(labels, lambda _: per_class, rng_for(seed, "few labels"))
 
 
-def accuracy(predicted: Tensor, truth: Tensor) -> float:
-    """Return the percentage of correct predictions."""
-    return 100 * float((predicted == truth).double().mean())
-
-
-def balanced_accuracy(predicted: Tensor, truth: Tensor) -> float:
-    """Return the mean over classes of the percentage of correct predictions, as a whole number.
-
-    It does not depend on how many images a class has: whoever always predicts the same class gets 100 / classes.
-    Rounding hides the denominators of the means, which are numbers of images.
-    """
-    accuracies = [(predicted[truth == label] == label).double().mean() for label in truth.unique()]
-    return float(round(100 * float(torch.stack(accuracies).mean())))
+def rows_of_each_class(labels: Tensor, wanted: Callable[[int], int], rng: Generator) -> Tensor:
+    """Return random rows of each class: as many as are wanted of a class with so many examples, if there are."""
+    order = torch.randperm(len(labels), generator=rng)
+    members = [order[labels[order] == label] for label in labels.unique()]
+    return torch.cat([rows[: wanted(len(rows))] for rows in members]).sort().values

@@ -1,19 +1,19 @@
 """The one local training loop, which every method uses."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from ..config import Config
-from ..data import random_view, take, to_input
+from ..data import is_pixels, random_view, take, ten_crop
 from ..errors import DivergedError, NotFiniteError
 from ..kernels.factor import effective_rank
 from ..seeding import global_seed, rng_for
+from .features import extract_features
 from .learner import Learner
 from .losses import local_loss
 from .optimisers import build_optimiser
@@ -77,36 +77,40 @@ def train(
     regulariser: Regulariser | None = None,
     objective: Objective = self_supervised,
 ) -> dict[str, float]:
-    """Train E local epochs on the objective (plus the regulariser) and return means over the round's steps.
+    """Train a round on the objective (plus the regulariser) and return means over its steps.
 
     `spread` and `batch_rank` (the effective rank of the last batch's projections) show a collapse before the loss does.
     """
     config, learner = client.config, client.learner
     pixels = torch.cat([client.pixels, client.rad]) if config.rad.in_ssl else client.pixels
     batch = min(config.optim.batch, len(pixels))
-    steps = len(pixels) // batch
+    steps, epochs = len(pixels) // batch, config.epochs_of(len(pixels))
     device, on_cpu = client.device, client.device.type == "cpu"
     optimiser = build_optimiser(learner.trainable(), config.optim)
-    scaler = torch.amp.GradScaler(device.type, enabled=config.engine.precision == "float16")
-    no_term, sums = torch.zeros((), device=device), torch.zeros(3, device=device)
+    half = None if config.engine.precision == "float32" else getattr(torch, config.engine.precision)
+    autocast = torch.autocast(device.type, half, enabled=half is not None)  # sums and norms stay float32
+    scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)
+    no_term, sums, features = torch.zeros((), device=device), torch.zeros(3, device=device), list[Tensor]()
     learner.train()
-    for epoch in range(config.local_epochs):
+    for epoch in range(epochs):
         # Local data and regulariser use separate generators, so that mu = 0 is exactly local training.
         scope = ("train", client.name, round_number, epoch)
         rng, rng_regulariser = rng_for(config.seed, *scope), rng_for(config.seed, *scope, "regulariser")
         order = torch.randperm(len(pixels), generator=rng)
-        with global_seed(config.seed, *scope, "global"), outputs_of(learner.encoder) as features:
-            for step in range(steps):
-                done = (epoch + step / steps) / config.local_epochs
+        with (
+            global_seed(config.seed, *scope, "global"),
+            learner.encoder.register_forward_hook(lambda _module, _inputs, output: features.append(output)),
+        ):
+            for step, rows in enumerate(order[: steps * batch].split(batch)):
+                done = (epoch + step / steps) / epochs
                 for group in optimiser.param_groups:
                     group["lr"] = learning_rate(config, round_number - 1 + done)
-                rows = order[step * batch : (step + 1) * batch]
                 labels = None if client.labels is None else take(client.labels, rows, device)
-                with mixed_precision(config, device):
+                with autocast:
                     features.clear()
                     loss, projection = objective(client, take(pixels, rows, device), labels, rng)
                     seen = Step(step, rows, tuple(features))
-                    term = no_term if regulariser is None else regulariser(learner, rng_regulariser, seen)
+                    term = regulariser(learner, rng_regulariser, seen) if regulariser else no_term
                 if on_cpu and not math.isfinite(float(loss.detach() + term.detach())):
                     raise not_finite(client, round_number, take(pixels, rows, device))
                 optimiser.zero_grad(set_to_none=True)
@@ -117,28 +121,16 @@ def train(
                 scaler.step(optimiser)
                 scaler.update()
                 learner.move_target(ema(config, round_number - 1 + done))
-                values = torch.stack([loss.detach(), term.detach(), feature_spread(projection)])
-                sums += values
+                sums += torch.stack([loss.detach(), term.detach(), feature_spread(projection)])
                 if on_cpu or step % STEPS_BETWEEN_READS == 0:
-                    client.progress(done, float(values[0] + values[1]))
+                    client.progress(done, float(loss.detach() + term.detach()))
     optimiser.zero_grad(set_to_none=True)  # free the gradients: a waiting client does not need them
-    ssl, term_mean, spread = (sums / (steps * config.local_epochs)).cpu().tolist()
+    ssl, term_mean, spread = (sums / (steps * epochs)).cpu().tolist()
     if not math.isfinite(ssl + term_mean):
         raise not_finite(client, round_number, take(pixels, rows, device))
     client.round = round_number
     rank = effective_rank(projection.detach().cpu())
     return {"loss_ssl": ssl, "loss_alignment": term_mean, "spread": spread, "batch_rank": rank}
-
-
-@contextmanager
-def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect what the module returns."""
-    outputs: list[Tensor] = []
-    hook = module.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
-    try:
-        yield outputs
-    finally:
-        hook.remove()
 
 
 def feature_spread(z: Tensor) -> Tensor:
@@ -148,51 +140,37 @@ def feature_spread(z: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def not_finite(client: TrainingClient, round_number: int, pixels: Tensor) -> NotFiniteError:
-    """Return the reason for a loss that is not a number: the user's views, encoder or loss, or too large steps."""
-    learner, config = client.learner, client.config
-    if _has_sane_weights(learner):
+def not_finite(
+    client: TrainingClient, round_number: int, pixels: Tensor, features: Tensor | None = None
+) -> NotFiniteError:
+    """Return the reason for a loss or features that are not finite: the user's views, encoder or loss, or too large
+    steps. Without `features` they are computed from views of `pixels`."""
+    config, name, weights = client.config, client.name, client.learner.parameters()
+    diverged = DivergedError(
+        f"the loss of {name} diverged in round {round_number}; lower optim.lr or set optim.clip_norm."
+    )
+    if not float(torch.stack([w.abs().max() for w in weights if w.numel()]).max()) < MAX_SANE_WEIGHT:  # also for nan
+        return diverged
+    if features is None:
         view = random_view(pixels, config.views, rng_for(config.seed, "why not finite"))
         if not bool(view.isfinite().all()):
             return NotFiniteError(
-                f"the views of {client.name} ('{config.views.function}') have values that are not finite in round "
+                f"the views of {name} ('{config.views.function}') have values that are not finite in round "
                 f"{round_number}, for finite samples. Return finite views."
             )
-        features = learner.encoder(view)
-        if not bool(features.isfinite().all()):
-            return _bad_encoder(client, round_number, features)
-        if ":" in config.ssl.kind or ":" in config.alignment.kernel:
-            return NotFiniteError(
-                f"the loss of {client.name} is not finite in round {round_number}, for finite features of its encoder. "
-                f"Check the loss '{config.ssl.kind}' and the kernel '{config.alignment.kernel}'."
-            )
-    return _diverged(client, round_number)
-
-
-def _has_sane_weights(learner: Learner) -> bool:
-    sizes = [parameter.abs().max() for parameter in learner.parameters() if parameter.numel()]
-    return float(torch.stack(sizes).max()) < MAX_SANE_WEIGHT  # false for nan
-
-
-def _diverged(client: TrainingClient, round_number: int) -> DivergedError:
-    return DivergedError(
-        f"the loss of {client.name} diverged in round {round_number}; lower optim.lr or set optim.clip_norm."
-    )
-
-
-def _bad_encoder(client: TrainingClient, round_number: int, features: Tensor) -> NotFiniteError:
+        features = client.learner.encoder(view)
     bad = int((~features.isfinite()).flatten(1).any(1).sum())
-    return NotFiniteError(
-        f"the encoder of {client.name} returned nan or inf for {bad} of {len(features)} samples in round "
-        f"{round_number}, for finite weights. Check its forward for divisions by 0, logarithms and square roots."
-    )
-
-
-def mixed_precision(config: Config, device: torch.device) -> AbstractContextManager[object]:
-    """Return torch's autocast context if the config asks for half precision; sums and norms stay float32."""
-    if config.engine.precision == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=getattr(torch, config.engine.precision))
+    if bad:
+        return NotFiniteError(
+            f"the encoder of {name} returned nan or inf for {bad} of {len(features)} samples in round "
+            f"{round_number}, for finite weights. Check its forward for divisions by 0, logarithms and square roots."
+        )
+    if ":" in config.ssl.kind or ":" in config.alignment.kernel:
+        return NotFiniteError(
+            f"the loss of {name} is not finite in round {round_number}, for finite features of its encoder. "
+            f"Check the loss '{config.ssl.kind}' and the kernel '{config.alignment.kernel}'."
+        )
+    return diverged
 
 
 def learning_rate(config: Config, rounds_done: float) -> float:
@@ -213,15 +191,20 @@ def cosine(config: Config, rounds_done: float) -> float:
     return (1 + math.cos(math.pi * rounds_done / config.rounds)) / 2
 
 
-@torch.no_grad()
-def rad_representations(client: TrainingClient, batch: int = 512) -> Tensor:
-    """Return Phi(X; W) for the whole RAD without augmentation, with the network in evaluation mode."""
-    client.learner.eval()
-    layer = client.config.alignment.layer
-    parts = [client.learner.represent(to_input(rows.to(client.device)), layer) for rows in client.rad.split(batch)]
-    client.learner.train()
-    features = torch.cat(parts).float().cpu()
+def rad_representations(client: TrainingClient) -> Tensor:
+    """Return Phi(X; W) for the whole RAD without random views, with the network in evaluation mode.
+
+    With `alignment.ten_crop` it is the mean over crops of an image, and their mirror images. In the mean kernel this is
+    worth as much as more clients.
+    """
+    config, learner = client.config, client.learner
+    crop = config.alignment.ten_crop and is_pixels(client.rad.dtype)
+
+    def represent(x: Tensor) -> Tensor:
+        crops = ten_crop(x, config.views) if crop else [x]
+        return torch.stack([learner.represent(x, config.alignment.layer) for x in crops]).mean(0)
+
+    features = extract_features(learner, client.rad, forward=represent)
     if not bool(features.isfinite().all()):
-        sane = _has_sane_weights(client.learner)
-        raise _bad_encoder(client, client.round, features) if sane else _diverged(client, client.round)
+        raise not_finite(client, client.round, client.rad, features)
     return features

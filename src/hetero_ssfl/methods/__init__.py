@@ -6,20 +6,13 @@ from importlib.metadata import entry_points
 from ..config import Config
 from ..errors import ConfigError
 from ..plugins import find
-from .averaging import FedAvg as FedAvg
-from .averaging import FedBYOL as FedBYOL
-from .averaging import FedSimSiam as FedSimSiam
-from .averaging import FedSSL as FedSSL
-from .base import Broadcast as Broadcast
-from .base import ClientId as ClientId
-from .base import Method as Method
-from .base import ServerState as ServerState
-from .base import Update as Update
+from .averaging import FedAvg, FedBYOL, FedSimSiam, FedSSL
+from .base import Broadcast, ClientId, Method, ServerState, Update
 from .capabilities import Noise, SecureSums
-from .fedema import FedEMA as FedEMA
-from .fedu import FedU as FedU
-from .hetero import HeteroSSFL as HeteroSSFL
-from .local import Local as Local
+from .fedema import FedEMA
+from .fedu import FedU
+from .hetero import HeteroSSFL
+from .local import Local
 
 METHODS: dict[str, type[Method]] = {
     m.name: m for m in (HeteroSSFL, Local, FedSSL, FedBYOL, FedSimSiam, FedU, FedEMA, FedAvg)
@@ -57,30 +50,24 @@ def method_class(name: str) -> type[Method]:
 
 def method_for(config: Config) -> Method:
     """Return the method of a config. Raises ConfigError if the other settings do not allow it."""
-    kind = method_class(config.method)
+    kind, models = method_class(config.method), {config.model_of(k) for k in range(config.clients.count)}
+    this, or_ours, privacy = f"method '{config.method}'", "or use method = 'hetero-ssfl'", config.privacy
     if kind.ssl_kind and config.ssl.kind != kind.ssl_kind:
         raise ConfigError(
-            f"method '{config.method}' is defined for ssl.kind = '{kind.ssl_kind}', not '{config.ssl.kind}'. "
+            f"{this} is defined for ssl.kind = '{kind.ssl_kind}', not '{config.ssl.kind}'. "
             "Change ssl.kind, or use method = 'fedssl', which averages weights with any local loss."
         )
     if kind.needs_labels and config.rad.in_ssl:
-        raise ConfigError(
-            f"method '{config.method}' trains on labels, which RAD images do not have. Set rad.in_ssl = false."
-        )
-    if config.privacy.secure and not issubclass(kind, SecureSums):
-        raise ConfigError(
-            f"method '{config.method}' needs each client's reply, which privacy.secure = true hides. "
-            "Use method = 'hetero-ssfl', or set privacy.secure = false."
-        )
-    if config.privacy.epsilon is not None and not issubclass(kind, Noise):
-        raise ConfigError(
-            f"method '{config.method}' has no noise, which privacy.epsilon = {config.privacy.epsilon:g} asks for. "
-            "Use method = 'hetero-ssfl', or leave privacy.epsilon out."
-        )
-    models = {config.model_of(k) for k in range(config.clients.count)}
+        raise ConfigError(f"{this} trains on labels, which RAD images do not have. Set rad.in_ssl = false.")
+    if privacy.secure and not issubclass(kind, SecureSums):
+        needed = "needs each client's reply, which privacy.secure = true hides"
+        raise ConfigError(f"{this} {needed}. Set privacy.secure = false, {or_ours}.")
+    if privacy.epsilon is not None and not issubclass(kind, Noise):
+        wanted = f"privacy.epsilon = {privacy.epsilon:g}"
+        raise ConfigError(f"{this} has no noise, which {wanted} asks for. Leave privacy.epsilon out, {or_ours}.")
     if kind.averages_weights and len(models) > 1:
         raise ConfigError(
-            f"method '{config.method}' averages weights and needs equal models, but clients.models has {len(models)} "
-            "different ones. Use one model, or method = 'hetero-ssfl', which supports different models."
+            f"{this} averages weights and needs equal models, but clients.models has {len(models)} different ones. "
+            f"Use one model, {or_ours}, which supports different models."
         )
     return kind(config)

@@ -75,9 +75,8 @@ class FedSSL(Method):
             check_like(weights, shared_weights(client.learner, self.shared), "the server")
 
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
-        present = [name for name in state.roster if name in updates]
-        models = [updates[name].arrays for name in present]
-        shared = average(models, [updates[name].examples for name in present])
+        replies = [updates[name] for name in state.roster if name in updates]
+        shared = average([reply.arrays for reply in replies], [reply.examples for reply in replies])
         return replace(state, round=state.round + 1, shared=shared)
 
 

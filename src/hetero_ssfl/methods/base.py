@@ -55,6 +55,8 @@ class ServerState:
     examples: Mapping[ClientId, int] = field(default_factory=dict)
     seats: Mapping[ClientId, int] = field(default_factory=dict)
     """The node that holds each name, in a real federation."""
+    trained: Mapping[ClientId, int] = field(default_factory=dict)
+    """The last round in which each client trained and saved its own state; 0 if never."""
 
 
 class Method(ABC):
@@ -111,15 +113,8 @@ def check_finite(arrays: Mapping[str, Tensor], sender: str) -> None:
 
 def check_like(arrays: Mapping[str, Tensor], wanted: Mapping[str, Tensor], sender: str) -> None:
     """Raise ProtocolError unless names, shapes and types are the same."""
-    odd = sorted(arrays.keys() ^ wanted.keys())
-    if odd:
-        raise ProtocolError(
-            f"{sender} sent the wrong arrays: '{odd[0][:40]}' is missing or unexpected. "
-            "Check that the models are equal."
-        )
-    for name, array in arrays.items():
-        got, expected = ((tuple(a.shape), a.dtype) for a in (array, wanted[name]))
-        if got != expected:
-            raise ProtocolError(
-                f"{sender} sent '{name}' as {got}, expected {expected}. Check that the models are equal."
-            )
+    got, expected = ({name: f"{a.dtype} {tuple(a.shape)}" for name, a in side.items()} for side in (arrays, wanted))
+    for name in sorted(got.keys() | expected.keys()):
+        sent, due = got.get(name, "nothing"), expected.get(name, "nothing")
+        if sent != due:
+            raise ProtocolError(f"{sender} sent {sent} as '{name[:40]}', expected {due}. Use equal models everywhere.")

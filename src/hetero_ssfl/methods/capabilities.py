@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from ..privacy.sums import Layout, Vector
+from ..privacy.sums.vectors import Layout, Vector
 from .base import ClientId, ServerState, Update
 
 
@@ -18,18 +18,15 @@ class SecureSums(Protocol):
 
     def layout(self) -> Layout:
         """Return the shape of a reply as a vector of integers."""
-        ...
 
     def summand(self, update: Update, participants: int) -> Vector:
         """Client: return the reply as a vector of integers, of which the server learns only the sum."""
-        ...
 
     def aggregate_sum(
         self, state: ServerState, total: Vector, participants: int, summands: int
     ) -> tuple[ServerState, dict[str, float]]:
         """Server: return the state after a round and the means of the clients' metrics, from the sum of `summands`
         vectors of the form for `participants`. Raise ProtocolError for a sum that must not be used."""
-        ...
 
 
 @runtime_checkable
@@ -39,11 +36,9 @@ class Noise(Protocol):
     def with_noise(self, update: Update) -> Update:
         """Client: return the reply with noise that is enough for a server that sees it, and with nothing beside it that
         depends on the client's data."""
-        ...
 
     def spent(self, releases: int) -> float:
         """Return the squared mu (privacy/accountant.py) of this many replies; 0 without noise."""
-        ...
 
 
 @runtime_checkable
@@ -52,7 +47,6 @@ class Forgets(Protocol):
 
     def forget(self, state: ServerState, gone: Collection[ClientId]) -> ServerState:
         """Server: return the state without the contributions of these clients."""
-        ...
 
 
 @runtime_checkable
@@ -61,7 +55,6 @@ class GlobalModel(Protocol):
 
     def global_model(self, state: ServerState) -> Mapping[str, Tensor]:
         """Server: return its weights."""
-        ...
 
 
 @runtime_checkable
@@ -77,7 +70,6 @@ class KernelSnapshot(Protocol):
 
     def kernel_snapshot(self, state: ServerState) -> dict[str, Any]:
         """Server: return fields of the event `KernelsSeen`; {} if there are no kernels yet."""
-        ...
 
 
 @runtime_checkable
@@ -86,8 +78,6 @@ class Warnings(Protocol):
 
     def start_warning(self, clients: int) -> str | None:
         """Server: return a warning before the first round with this many clients, or None."""
-        ...
 
     def round_warning(self, metrics: Mapping[str, float]) -> str | None:
         """Server: return a warning about a round, or None."""
-        ...

@@ -41,159 +41,66 @@ class Workload:
         return self.channels * self.side**2
 
 
+class _Sizes:
+    """Sizes that several costs depend on."""
+
+    def __init__(self, config: Config, work: Workload) -> None:
+        alignment, rad, inner = config.alignment, config.rad.size, config.ssl.predictor
+        hidden, outputs = config.ssl.projector
+        self.encoder, self.image_bytes, self.outputs = work.encoder, work.image_bytes, outputs
+        self.aligns = issubclass(method_class(config.method), HeteroSSFL)
+        self.coordinates = alignment.coordinates if self.aligns and alignment.distance == "coordinates" else 0
+        self.head = (work.encoder.width + 1) * self.coordinates  # parameters
+        self.rad_batch = min(alignment.rad_batch or rad, rad)
+        self.rows = min(self.rad_batch + alignment.memory, rad)  # of a comparison with the consensus
+        self.columns = min(alignment.rank, 2**28 // rad + 1)  # of the consensus, which must also fit into 1 GB
+        self.width = work.encoder.width if alignment.layer == "encoder" else outputs
+        self.has_kernels = alignment.kernel != "linear" or alignment.distance == "relational-kl"
+        projector = work.encoder.width * hidden + hidden * outputs + 6 * hidden + outputs
+        predictor = 2 * outputs * inner + 6 * inner + outputs
+        self.networks = 2 if config.ssl.kind == "byol" else 1  # with the target
+        self.heads, self.heads_bytes = projector + predictor, 4 * (self.networks * projector + predictor)
+        self.heads_work = work.encoder.width * hidden + hidden * outputs + 2 * outputs * inner  # multiply-adds
+
+    def forward(self, images: float) -> float:
+        """Return the seconds of a forward pass of a batch through encoder and heads."""
+        each = (self.encoder.multiply_adds + self.heads_work) / MULTIPLY_ADDS
+        each += (self.encoder.activation_bytes + 40 * self.image_bytes) / BYTES
+        return SECONDS_PER_OPERATION * self.encoder.operations + images * each
+
+
 def training_seconds(config: Config, work: Workload) -> dict[str, float]:
-    optim, views, ssl = config.optim, config.views.count, config.ssl
+    sizes, optim, views, alignment = _Sizes(config, work), config.optim, config.views.count, config.alignment
     images = work.images.train + (config.rad.size if config.rad.in_ssl else 0)
     batch = max(1, min(optim.batch, images))
-    steps = images // batch * config.local_epochs
-    passes = views * (3 + ssl.has_target)  # a backward pass costs two forward passes; the target has none
-    if method_class(config.method).needs_labels:
-        passes = 3  # one view, and no target
-    step = SECONDS_PER_STEP + passes * _pass(config, work, batch)
-    step += 3 * comb(views, 2) * batch * _outputs(config) * max(_outputs(config), batch) / MULTIPLY_ADDS  # the loss
+    epochs = config.epochs_of(max(1, images))
+    steps = images // batch * epochs
+    passes = views * (3 + config.ssl.has_target)  # a backward pass costs two forward passes; the target has none
+    passes = 3 if method_class(config.method).needs_labels else passes  # one view, and no target
+    step = SECONDS_PER_STEP + passes * sizes.forward(batch)
+    step += 3 * comb(views, 2) * batch * sizes.outputs * max(sizes.outputs, batch) / MULTIPLY_ADDS  # the loss
     if optim.kind == "muon":  # ten products with each matrix, whose smaller side is about the width of the features
         step += 10 * work.encoder.parameters * work.encoder.width / MULTIPLY_ADDS
-    if _has_head(config) and config.rad.in_ssl:
-        step += 3 * views * batch * _head(config, work) / MULTIPLY_ADDS
-    parts = {f"local_epochs = {config.local_epochs} with optim.batch = {optim.batch}": steps * step}
-    parts[f"rad.size = {config.rad.size}"] = _pass(config, work, config.rad.size) + _factor_seconds(config, work)
-    if _aligns(config) and config.alignment.mu and not (_has_head(config) and config.rad.in_ssl):
-        rad = config.alignment
-        steps = -(-steps // rad.every) if rad.when == "step" else config.local_epochs
-        rows, columns, width = _rows(config), _columns(config), _width(config, work)
-        kernels = 3 * rows * min(rows * (width + columns), width**2 + columns**2 + width * columns)
-        if rad.kernel != "linear" or rad.distance == "relational-kl":
-            kernels = 3 * rows**2 * (width + columns)
-        step = SECONDS_PER_STEP + 3 * _pass(config, work, _rad_batch(config)) + kernels / MULTIPLY_ADDS
-        step += 1e-6 * rad.memory  # a loop over remembered rows
-        parts[f"alignment.rad_batch = {rad.rad_batch} and memory = {rad.memory}"] = steps * step
+    if in_loss := bool(sizes.coordinates) and config.rad.in_ssl:
+        step += 3 * views * batch * (sizes.head + sizes.coordinates * config.rad.size) / MULTIPLY_ADDS
+    parts = {f"local_epochs = {epochs} with optim.batch = {optim.batch}": steps * step}
+    parts[f"rad.size = {config.rad.size}"] = sizes.forward(config.rad.size) + _factor_seconds(config, sizes)
+    if sizes.aligns and alignment.mu and not in_loss:
+        steps = -(-steps // alignment.every) if alignment.when == "step" else epochs
+        rows, columns, width = sizes.rows, sizes.columns, sizes.width
+        products, with_factors = rows * (width + columns), width**2 + columns**2 + width * columns
+        kernels = 3 * rows * (products if sizes.has_kernels else min(products, with_factors))
+        step = SECONDS_PER_STEP + 3 * sizes.forward(sizes.rad_batch) + kernels / MULTIPLY_ADDS
+        step += 1e-6 * alignment.memory  # a loop over remembered rows
+        parts[f"alignment.rad_batch = {alignment.rad_batch} and memory = {alignment.memory}"] = steps * step
     return parts
 
 
-def evaluation_seconds(config: Config, work: Workload) -> dict[str, float]:
-    ask, (images, train, classes), width = config.evaluation, work.images, work.encoder.width
-    fractions = len(ask.label_shares)
-    steps = ask.epochs * -(-train // ask.batch)
-    multiply_adds = width * ask.hidden + ask.hidden * classes if ask.hidden else width * classes
-    fit = steps * (1e-3 if ask.hidden else 2e-4) + 3 * ask.epochs * train * multiply_adds / MULTIPLY_ADDS
-    tuning = ask.finetune_epochs * sum(
-        3 * _pass(config, work, max(classes, share * train)) + max(classes, share * train) / 64 * SECONDS_PER_STEP
-        for share in ask.label_shares
-    )
-    return {
-        "this node's images": _pass(config, work, images) + images * train * width / MULTIPLY_ADDS,
-        f"evaluation.epochs = {ask.epochs} with batch = {ask.batch} and hidden = {ask.hidden}": (2 + fractions) * fit,
-        f"evaluation.floors = {str(ask.floors).lower()}": _floor_seconds(config, work) if ask.floors else 0,
-        f"{fractions} evaluation.label_shares with finetune_epochs = {ask.finetune_epochs}": tuning,
-    }
-
-
-def _floor_seconds(config: Config, work: Workload) -> float:
-    """Return the seconds to probe the features of learning/floors.py, of which raw pixels are the widest."""
-    ask, (images, train, classes) = config.evaluation, work.images
-    widest = work.channels * min(work.side, MAX_SIDE) ** 2
-    probes = 3 * ask.epochs * train * classes * (widest + 2 * work.encoder.width + 256)
-    axes = 20 * train * widest * (work.encoder.width + 16)
-    return (probes + axes + 2 * images * train * widest + images * work.side**2 * 64 * 64 * 9) / MULTIPLY_ADDS
-
-
-def memory_bytes(config: Config, work: Workload) -> dict[str, float]:
-    ask, rad, (images, train, classes) = config.evaluation, config.alignment, work.images
-    batch, views = min(config.optim.batch, train + config.rad.size), config.views.count
-    heads, _ = _heads(config, work)
-    live = work.encoder.activation_bytes + 4 * sum(config.ssl.projector) * 3 + 24 * work.image_bytes
-    loss = comb(views, 2) * max(_outputs(config), batch) ** 2 * 4 if config.ssl.kind not in ("byol", "simsiam") else 0
-    rows, columns, width = _rows(config), _columns(config), _width(config, work)
-    kernels = 6 * 4 * rows**2 if rad.kernel != "linear" or rad.distance == "relational-kl" else 0
-    kept = rad.memory * width * 4
-    return {
-        "this node's encoder": 4 * COPIES * work.encoder.parameters,
-        f"ssl.projector = {list(config.ssl.projector)} and predictor = {config.ssl.predictor}": 4 * COPIES * heads
-        + loss,
-        f"optim.batch = {config.optim.batch} with views.count = {views}": batch * views * live,
-        f"alignment.rad_batch = {rad.rad_batch} and memory = {rad.memory}": (
-            _rad_batch(config) * live + kernels + kept if _aligns(config) else 0
-        ),
-        f"alignment.coordinates = {rad.coordinates}": (
-            4 * COPIES * _head(config, work) + 12 * rad.coordinates * (config.rad.size + batch * views)
-            if _has_head(config)
-            else 0
-        ),
-        f"rad.size = {config.rad.size} and alignment.rank = {rad.rank}": (
-            config.rad.size * (work.image_bytes + 32 * width + 24 * columns) + 32 * width**2
-        ),
-        f"images of side {work.side}": (images + train) * work.image_bytes + 512 * 3 * work.encoder.largest_bytes,
-        f"evaluation.hidden = {ask.hidden} and batch = {ask.batch}": (
-            16 * ask.hidden * (work.encoder.width + classes + min(ask.batch, train))
-            + ask.batch * (8 + 4 * work.encoder.width)
-            + 12 * images * work.encoder.width
-        ),
-    }
-
-
-def disk_bytes(config: Config, work: Workload) -> dict[str, float]:
-    _, heads = _heads(config, work)
-    encoders = 2 if config.ssl.kind == "byol" else 1
-    return {
-        "its other files": work.other_files,
-        "this node's encoder": work.encoder.state_bytes * (KEPT_STATES * encoders + 1),  # and the finished model
-        f"ssl.projector = {list(config.ssl.projector)} and predictor = {config.ssl.predictor}": KEPT_STATES * heads,
-        f"alignment.coordinates = {config.alignment.coordinates}": 4 * KEPT_STATES * _head(config, work),
-        f"images of side {work.side}": work.images.images * work.image_bytes,
-        f"rad.size = {config.rad.size}": config.rad.size * work.image_bytes,
-    }
-
-
-# --- messages ---
-
-
-def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int | None:
-    """Return the bytes per client and round in both directions; None for a method whose messages are not known."""
-    kind = method_class(config.method)
-    if issubclass(kind, Local):
-        return 0
-    if issubclass(kind, FedSSL):
-        return 2 * sum(w.numel() * w.element_size() for w in shared_weights(learner, kind.shared).values())
-    if not issubclass(kind, HeteroSSFL):
-        return None
-    with torch.no_grad():
-        width = learner.eval().represent(sample, config.alignment.layer).shape[1]
-    rank, rows, size = config.alignment.rank, config.rad.size, 2 if config.alignment.wire == "float16" else 4
-    up, down = min(width, rank), min(width * config.clients.count, rank)
-    if config.alignment.form == "sketch":
-        up = down = min(rank, rows)
-    if _has_head(config):
-        down = config.alignment.coordinates
-    return rows * (up + down) * size
-
-
-# --- shared by the parts ---
-
-
-def _pass(config: Config, work: Workload, images: float) -> float:
-    """Return the seconds of a forward pass of a batch through encoder and heads."""
-    encoder, (hidden, outputs) = work.encoder, config.ssl.projector
-    heads = encoder.width * hidden + hidden * outputs + 2 * outputs * config.ssl.predictor
-    each = (encoder.multiply_adds + heads) / MULTIPLY_ADDS + (encoder.activation_bytes + 40 * work.image_bytes) / BYTES
-    return SECONDS_PER_OPERATION * encoder.operations + images * each
-
-
-def _heads(config: Config, work: Workload) -> tuple[int, int]:
-    """Return the number of parameters of projector and predictor, and the bytes of their saved state."""
-    hidden, outputs = config.ssl.projector
-    projector, predictor = (
-        inputs * inner + inner * outputs + 6 * inner + outputs
-        for inputs, inner in ((work.encoder.width, hidden), (outputs, config.ssl.predictor))
-    )
-    copies = 2 if config.ssl.kind == "byol" else 1
-    return projector + predictor, 4 * (copies * projector + predictor)
-
-
-def _factor_seconds(config: Config, work: Workload) -> float:
+def _factor_seconds(config: Config, sizes: _Sizes) -> float:
     """Return the seconds of the factor, or of the sketch, of the kernel on the whole RAD."""
-    if not _aligns(config):
+    if not sizes.aligns:
         return 0.0
-    rows, width = config.rad.size, _width(config, work)
+    rows, width = config.rad.size, sizes.width
     multiply_adds = 4 * rows * width**2 + 10 * width**3
     if config.alignment.form == "sketch":
         columns = min(config.alignment.rank, rows)
@@ -201,36 +108,84 @@ def _factor_seconds(config: Config, work: Workload) -> float:
     return 5 * multiply_adds / MULTIPLY_ADDS  # in double precision, with little reuse
 
 
-def _has_head(config: Config) -> bool:
-    return _aligns(config) and config.alignment.distance == "coordinates"
+def evaluation_seconds(config: Config, work: Workload) -> dict[str, float]:
+    ask, (images, train, classes), width = config.evaluation, work.images, work.encoder.width
+    sizes, fractions = _Sizes(config, work), len(ask.label_shares)
+    steps = ask.epochs * -(-train // ask.batch)
+    multiply_adds = width * ask.hidden + ask.hidden * classes if ask.hidden else width * classes
+    fit = steps * (1e-3 if ask.hidden else 2e-4) + 3 * ask.epochs * train * multiply_adds / MULTIPLY_ADDS
+    labeled = [max(classes, share * train) for share in ask.label_shares]
+    tuning = sum(3 * sizes.forward(count) + count / 64 * SECONDS_PER_STEP for count in labeled)
+    shares = f"{fractions} evaluation.label_shares with finetune_epochs = {ask.finetune_epochs}"
+    return {
+        "this node's images": sizes.forward(images) + images * train * width / MULTIPLY_ADDS,
+        f"evaluation.epochs = {ask.epochs} with batch = {ask.batch} and hidden = {ask.hidden}": (2 + fractions) * fit,
+        f"evaluation.floors = {str(ask.floors).lower()}": _floor_seconds(config, work) if ask.floors else 0,
+        shares: ask.finetune_epochs * tuning,
+    }
 
 
-def _head(config: Config, work: Workload) -> int:
-    """Return the number of parameters of the head that predicts coordinates."""
-    return (work.encoder.width + 1) * config.alignment.coordinates if _has_head(config) else 0
+def _floor_seconds(config: Config, work: Workload) -> float:
+    """Return the seconds to probe the features of learning/floors.py, of which raw pixels are the widest."""
+    images, train, classes = work.images
+    widest = work.channels * min(work.side, MAX_SIDE) ** 2
+    probes = 3 * config.evaluation.epochs * train * classes * (widest + 2 * work.encoder.width + 256)
+    axes = 20 * train * widest * (work.encoder.width + 16)
+    return (probes + axes + 2 * images * train * widest + images * work.side**2 * 64 * 64 * 9) / MULTIPLY_ADDS
 
 
-def _aligns(config: Config) -> bool:
-    return issubclass(method_class(config.method), HeteroSSFL)
+def memory_bytes(config: Config, work: Workload) -> dict[str, float]:
+    ask, alignment, ssl, (images, train, classes) = config.evaluation, config.alignment, config.ssl, work.images
+    sizes, rad, views = _Sizes(config, work), config.rad.size, config.views.count
+    batch = min(config.optim.batch, train + rad)
+    live = work.encoder.activation_bytes + 4 * sum(ssl.projector) * 3 + 24 * work.image_bytes
+    loss = comb(views, 2) * max(sizes.outputs, batch) ** 2 * 4 if ssl.kind not in ("byol", "simsiam") else 0
+    kernels = 6 * 4 * sizes.rows**2 if sizes.has_kernels else 0
+    term = sizes.rad_batch * live + kernels + alignment.memory * sizes.width * 4
+    probe = 16 * ask.hidden * (work.encoder.width + classes + min(ask.batch, train))
+    probe += ask.batch * (8 + 4 * work.encoder.width) + 12 * images * work.encoder.width
+    head = 4 * COPIES * sizes.head + 12 * sizes.coordinates * (rad + batch * views)
+    head += 16 * batch * views * rad if sizes.coordinates else 0  # where each view lies among the RAD images
+    kernel = rad * (work.image_bytes + 32 * sizes.width + 24 * sizes.columns) + 32 * sizes.width**2
+    return {
+        "this node's encoder": 4 * COPIES * work.encoder.parameters,
+        f"ssl.projector = {list(ssl.projector)} and predictor = {ssl.predictor}": 4 * COPIES * sizes.heads + loss,
+        f"optim.batch = {config.optim.batch} with views.count = {views}": batch * views * live,
+        f"alignment.rad_batch = {alignment.rad_batch} and memory = {alignment.memory}": term if sizes.aligns else 0,
+        f"alignment.coordinates = {alignment.coordinates}": head,
+        f"rad.size = {rad} and alignment.rank = {alignment.rank}": kernel,
+        f"images of side {work.side}": (images + train) * work.image_bytes + 512 * 3 * work.encoder.largest_bytes,
+        f"evaluation.hidden = {ask.hidden} and batch = {ask.batch}": probe,
+    }
 
 
-def _outputs(config: Config) -> int:
-    return config.ssl.projector[1]
+def disk_bytes(config: Config, work: Workload) -> dict[str, float]:
+    sizes, ssl = _Sizes(config, work), config.ssl
+    return {
+        "its other files": work.other_files,
+        "this node's encoder": work.encoder.state_bytes * (KEPT_STATES * sizes.networks + 1),  # and the finished model
+        f"ssl.projector = {list(ssl.projector)} and predictor = {ssl.predictor}": KEPT_STATES * sizes.heads_bytes,
+        f"alignment.coordinates = {config.alignment.coordinates}": 4 * KEPT_STATES * sizes.head,
+        f"images of side {work.side}": work.images.images * work.image_bytes,
+        f"rad.size = {config.rad.size}": config.rad.size * work.image_bytes,
+    }
 
 
-def _width(config: Config, work: Workload) -> int:
-    return work.encoder.width if config.alignment.layer == "encoder" else _outputs(config)
-
-
-def _rad_batch(config: Config) -> int:
-    return min(config.alignment.rad_batch or config.rad.size, config.rad.size)
-
-
-def _columns(config: Config) -> int:
-    """Return the largest number of columns of the consensus, which must also fit into a message of 1 GB."""
-    return min(config.alignment.rank, 2**28 // config.rad.size + 1)
-
-
-def _rows(config: Config) -> int:
-    """Return the number of rows of a comparison with the consensus."""
-    return min(_rad_batch(config) + config.alignment.memory, config.rad.size)
+def message_bytes(config: Config, learner: Learner, sample: Tensor) -> int | None:
+    """Return the bytes per client and round in both directions; None for a method whose messages are not known."""
+    kind, alignment = method_class(config.method), config.alignment
+    if issubclass(kind, Local):
+        return 0
+    if issubclass(kind, FedSSL):
+        return 2 * sum(w.numel() * w.element_size() for w in shared_weights(learner, kind.shared).values())
+    if not issubclass(kind, HeteroSSFL):
+        return None
+    with torch.no_grad():
+        width = learner.eval().represent(sample, alignment.layer).shape[1]
+    rank, rows = alignment.rank, config.rad.size
+    up, down = min(width, rank), min(width * config.clients.count, rank)
+    if alignment.form == "sketch":
+        up = down = min(rank, rows)
+    if alignment.distance == "coordinates":
+        down = alignment.coordinates
+    return rows * (up + down) * (2 if alignment.wire == "float16" else 4)

@@ -30,6 +30,7 @@ from .base import Broadcast, ClientId, ServerState, Update, without
 from .private import PrivateSketches
 
 MAX_NORM_RATIO = 1000.0  # of a kernel that is not normalised to the median norm of the others
+MAX_SCALED, MAX_UNSCALED = 2.0, 1e6  # entries of a consensus, whose scale is known or not
 MIN_RANK = 3.0  # effective rank of a mean kernel that teaches something
 SNAPSHOT_CLIENTS, SNAPSHOT_IMAGES, SNAPSHOT_VALUES = 20, 200, 64  # in a round's events
 
@@ -55,9 +56,8 @@ class HeteroSSFL(PrivateSketches):
         return Broadcast(state.round + 1, arrays)
 
     def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
-        metrics: dict[str, float] = {}
-        if down.round > 0:
-            metrics = train(client, down.round, self.term(client, down.arrays, mu_at(self.config, down.round)))
+        term = self.term(client, down.arrays, mu_at(self.config, down.round))
+        metrics = train(client, down.round, term) if down.round > 0 else {}
         sent = contribution(rad_representations(client), self.config.alignment, self.config.seed, self.wire)
         return Update(len(client.pixels), sent.arrays, {**metrics, "effective_rank": sent.effective_rank})
 
@@ -95,6 +95,13 @@ class HeteroSSFL(PrivateSketches):
             alignment = self.config.alignment
             widths = (1, alignment.rank) if name == "factor" else (alignment.coordinates, alignment.coordinates)
             check_rows(array, len(client.rad), *widths, "the server")
+            # Rows of coordinates have length 1, and so has the mean of kernels of norm 1, but for sketching.
+            scaled = name == "coordinates" or (alignment.normalize and self.noise is None)
+            largest, limit = float(array.abs().max()), MAX_SCALED if scaled else MAX_UNSCALED
+            if largest > limit:
+                raise ProtocolError(
+                    f"the server sent '{name}' with a value of {largest:.3g}, expected at most {limit:g}."
+                )
 
     # --- the mean kernel ---
 
@@ -115,10 +122,10 @@ class HeteroSSFL(PrivateSketches):
         return float(state.examples[name]) if weights == "size" else 1.0
 
     def forget(self, state: ServerState, gone: Collection[ClientId]) -> ServerState:
-        after, leaving = without(state, gone), [name for name in gone if name in state.clients]
-        if not leaving or not after.clients:  # nobody is left to average: keep the state
+        after = without(state, gone)
+        if len(after.clients) in (0, len(state.clients)):  # nobody is left to average, or nothing has changed
             return state
-        return replace(after, shared=self.mean_kernel(state, after, leaving).to_tensors())
+        return replace(after, shared=self.mean_kernel(state, after, gone).to_tensors())
 
     # --- for events and reports ---
 
@@ -145,16 +152,13 @@ class HeteroSSFL(PrivateSketches):
         return fields
 
     def round_warning(self, metrics: Mapping[str, float]) -> str | None:
-        clipped = metrics.get("clipped", 0.0)
+        clipped, rank = metrics.get("clipped", 0.0), metrics.get("consensus_effective_rank", MIN_RANK)
         if clipped > 0:
-            return (
-                f"{clipped:.1%} of the entries of the sketches exceed privacy.largest_entry = "
-                f"{self.config.privacy.largest_entry:g} and were clipped. Raise it."
-            )
-        rank = metrics.get("consensus_effective_rank", MIN_RANK)
-        if rank >= MIN_RANK:
-            return None
-        return f"the effective rank of the consensus is only {rank:.1f}, which teaches little: see docs/algorithm.md"
+            limit = f"privacy.largest_entry = {self.config.privacy.largest_entry:g}"
+            return f"{clipped:.1%} of the entries of the sketches exceed {limit} and were clipped. Raise it."
+        if rank < MIN_RANK:
+            return f"the consensus's effective rank is only {rank:.1f}, which teaches little: see docs/algorithm.md"
+        return None
 
 
 def _rounded(values: Tensor) -> list[float]:

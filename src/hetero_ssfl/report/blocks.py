@@ -1,71 +1,62 @@
 """The building blocks of a page, as plain data. The template renders them."""
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
 TEXT = range(0)  # for a table without numeric columns
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     title: str
     drawing: Markup
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Figures:
+class Figures(NamedTuple):
     """Figures side by side, if there is room."""
 
     figures: Sequence[Figure]
     size: Literal["small", "medium", "large"] = "medium"
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A table. `numeric` contains the indices of numeric columns, by default all but the first."""
+class Rows(NamedTuple):
+    """A table."""
 
     caption: str | Markup
     head: Sequence[str]
     rows: Sequence[Sequence[str | Markup]]
-    numeric: Container[int] = range(1, 1000)
+    numeric: Container[int] = range(1, 1000)  # the indices of numeric columns
     foot: Sequence[Sequence[str]] = ()
 
 
-@dataclass(frozen=True)
-class Tiles:
+class Tiles(NamedTuple):
     """Tables side by side, if there is room."""
 
-    blocks: Sequence["Block"]
+    tables: Sequence[Rows]
 
 
-@dataclass(frozen=True)
-class Legend:
-    entries: Sequence[tuple[Markup, str]]
+class Legend(NamedTuple):
+    entries: Sequence[tuple[str, str, str]]  # colour, mark and text
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     text: str
     code: bool = False
 
 
-@dataclass(frozen=True)
-class Folded:
+class Folded(NamedTuple):
     """Blocks that are hidden until the reader opens them."""
 
     title: str
-    blocks: Sequence["Block"]
+    blocks: Sequence[Figures | Rows | Text]
 
 
 Block: TypeAlias = Figures | Rows | Tiles | Legend | Text | Folded
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     anchor: str
     title: str
     intro: str

@@ -16,7 +16,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_report(paths: Sequence[Path], output: Path, features: FeatureReader, kind: Map = "pca") -> None:
-    """Read the runs and write the page atomically. `features` computes the encoders' features if they are available."""
+    """Read the runs and write the page. `features` computes the encoders' features if they are available."""
     write_page(output, lambda: render(paths, features, kind))
 
 
@@ -24,23 +24,16 @@ def render(paths: Sequence[Path], features: FeatureReader, kind: Map = "pca") ->
     runs = read_runs(paths)
     metric = metric_of(runs)
     of_features, pictures = gallery(runs, features, kind)
+    first = [sections.accuracy(runs, metric), sections.curves(runs, metric), *of_features]
+    last = [record.costs(runs), record.faults(runs), record.repeat(runs)]
     return fill_template(
         "page.html",
         made_by="report",
-        title=f"{runs[-1].result.config.name}: {', '.join(run.label for run in runs)}",
+        title=f"{runs[-1].config.name}: {', '.join(run.label for run in runs)}",
         summary=sections.summary(runs, metric),
         cards=sections.key_metrics(runs, metric),
         pictures=pictures,
-        sections=[
-            sections.accuracy(runs, metric),
-            sections.curves(runs, metric),
-            *of_features,
-            *record.privacy(runs),
-            *record.studies(runs),
-            record.costs(runs),
-            record.faults(runs),
-            record.repeat(runs),
-        ],
+        sections=[*first, *record.privacy(runs), *record.studies(runs), *last],
     )
 
 
@@ -53,7 +46,6 @@ def write_page(output: Path, make: Callable[[], str]) -> None:
 
 
 def fill_template(template: str, *folders: Path, **values: object) -> str:
-    """Render a template of this folder, or of other ones."""
     loader = FileSystemLoader([*folders, TEMPLATES])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["kind"] = lambda block: type(block).__name__

@@ -5,9 +5,11 @@ This module does not load encoders: a `FeatureReader` does that (use/encoders.py
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
+from statistics import mean
 from typing import Literal
 
 import numpy as np
@@ -17,7 +19,6 @@ from torch import Tensor
 
 from ..config import AlignmentConfig
 from ..data import is_pixels, to_unit_range
-from ..kernels.cka import mutual_cka
 from ..kernels.factor import kernel_factor, spectrum
 from ..learning.features import nearest
 from ..runs.folder import RunFolder
@@ -36,8 +37,7 @@ class RadFeatures:
 
     names: list[str]
     features: list[Tensor]
-    limits: str = ""
-    """A sentence about clients or images that are left out, or an empty string."""
+    limits: str = ""  # a sentence about clients or images that are left out
 
     @cached_property
     def factors(self) -> list[Tensor]:
@@ -47,19 +47,10 @@ class RadFeatures:
     def kernels(self) -> list[Tensor]:
         return [a @ a.T for a in self.factors]
 
-    @cached_property
-    def mean_kernel(self) -> Tensor:
-        return torch.stack(self.kernels).mean(0)
-
-    def spectrum(self) -> list[float]:
-        """Return the fraction of each direction in the mean kernel, largest first."""
-        fractions: list[float] = spectrum(torch.cat(self.factors, dim=1))[:MAX_DIRECTIONS].tolist()
-        return fractions
-
-    @cached_property
-    def mutual_cka(self) -> list[list[float]]:
-        matrix: list[list[float]] = mutual_cka(self.features).tolist()
-        return matrix
+    @property
+    def spectrum(self) -> Tensor:
+        """The fraction of each direction in the mean kernel, largest first."""
+        return spectrum(torch.cat(self.factors, dim=1))[:MAX_DIRECTIONS]
 
     def neighbours(self, count: int) -> list[Tensor]:
         """Return for each client and image the nearest other images by cosine, nearest first."""
@@ -67,14 +58,9 @@ class RadFeatures:
 
     def shared_neighbours(self, count: int) -> float | None:
         """Return how many neighbours of an image two clients have in common on average; None for one client."""
-        sets = [[set(row) for row in near.tolist()] for near in self.neighbours(count)]
-        common = [
-            len(a & b)
-            for i, first in enumerate(sets)
-            for second in sets[:i]
-            for a, b in zip(first, second, strict=True)
-        ]
-        return sum(common) / len(common) if common else None
+        pairs = combinations(self.neighbours(count), 2)
+        common = [float((a[:, :, None] == b[:, None]).sum()) / len(a) for a, b in pairs]
+        return mean(common) if common else None
 
 
 FeatureReader = Callable[[RunFolder, bool], RadFeatures]
@@ -88,14 +74,12 @@ def shown_rows(count: int, limit: int = MAX_IMAGES) -> list[int]:
 
 def left_out(clients: int, rows: int) -> str:
     """Return a sentence about clients and RAD rows that are left out, or an empty string."""
-    limits = [
-        f"the first {MAX_CLIENTS} of {clients} clients" if clients > MAX_CLIENTS else "",
-        f"{MAX_IMAGES} of {rows} rows of the RAD at equal distances" if rows > MAX_IMAGES else "",
-    ]
-    return f"This section and the next three use {' and '.join(filter(None, limits))}." if any(limits) else ""
+    limits = [f"the first {MAX_CLIENTS} of {clients} clients"] if clients > MAX_CLIENTS else []
+    limits += [f"{MAX_IMAGES} of {rows} rows of the RAD at equal distances"] if rows > MAX_IMAGES else []
+    return f"This section and the next three use {' and '.join(limits)}." if limits else ""
 
 
-def plane(kernel: Tensor, kind: Map) -> tuple[list[tuple[float, float]], str]:
+def plane(kernel: Tensor, kind: Map) -> tuple[list[list[float]], str]:
     """Return the position of each image on a map of the kernel, and a description of the map."""
     if kind == "tsne" and len(kernel) >= 8:
         from sklearn.manifold import TSNE
@@ -103,13 +87,13 @@ def plane(kernel: Tensor, kind: Map) -> tuple[list[tuple[float, float]], str]:
         square = kernel.diag()[:, None] + kernel.diag() - 2 * kernel
         distance = square.clamp_min(0).sqrt().fill_diagonal_(0).numpy()
         model = TSNE(metric="precomputed", init="random", random_state=0, perplexity=min(30.0, len(kernel) / 4))
-        return [(float(x), float(y)) for x, y in model.fit_transform(distance)], "t-SNE"
+        return model.fit_transform(distance).tolist(), "t-SNE"
     values, vectors = torch.linalg.eigh(kernel)
     places = vectors[:, -2:].flip(1) * values[-2:].flip(0).clamp_min(0).sqrt()
     places = places * places.gather(0, places.abs().argmax(0, keepdim=True)).sign()  # fix the arbitrary signs
     fractions = (values / values.sum().clamp_min(1e-12)).tolist()
     words = f"PCA; the two directions explain {fractions[-1]:.0%} and {fractions[-2]:.0%} of the variance"
-    return [(float(x), float(y)) for x, y in places.tolist()], words
+    return places.tolist(), words
 
 
 def are_pictures(rad: Tensor) -> bool:
@@ -132,8 +116,3 @@ def thumbnail(pixels: Tensor, side: int = THUMBNAIL) -> str:
     buffer = io.BytesIO()
     image.save(buffer, kind, quality=85, optimize=True)
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def mean_off_diagonal(matrix: Sequence[Sequence[float]]) -> float | None:
-    values = [value for i, row in enumerate(matrix) for j, value in enumerate(row) if i != j]
-    return sum(values) / len(values) if values else None

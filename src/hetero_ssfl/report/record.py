@@ -2,30 +2,29 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from statistics import median
 from typing import Any
 
 from ..config import differences, flat
 from ..runs.events import ClientTrained, RoundDone
 from ..runs.schema import StudyPlot, StudySection
-from . import charts
 from .blocks import TEXT, Block, Figure, Figures, Folded, Rows, Section, Text
-from .reported_run import MAX_ROWS, ReportedRun, legend
+from .plots import dot_chart
+from .reported_run import MAX_ROWS, ReportedRun, Series, legend
+from .sections import curve
 from .tables import duration, volume, without_folders
-
-# --- privacy and studies ---------------------------------------------------------------------------
 
 
 def privacy(runs: Sequence[ReportedRun]) -> list[Section]:
     """Return what runs with a privacy budget have spent, or nothing if none of the runs has noise."""
     rows = []
     for run in runs:
-        noise, spent = run.result.config.privacy, run.server_series("epsilon")
-        if noise.epsilon is not None and spent:
-            last, epsilon = spent[-1]
-            settings = [f"{noise.epsilon:g}", f"{noise.delta:g}", str(last + 1), f"{noise.clip:g}"]
+        noise = run.config.privacy
+        if noise.epsilon is not None and (spent := run.server_series("epsilon")):
             seen = "sums (secure)" if noise.secure else "each contribution"
-            rows.append([run.label, f"{epsilon:.3g}", *settings, seen])
+            limits = [f"{noise.epsilon:g}", f"{noise.delta:g}", str(spent[-1][0] + 1), f"{noise.clip:g}"]
+            rows.append([run.label, f"{spent[-1][1]:.3g}", *limits, seen])
     intro = (
         "The noise hides the whole of what one client contributed in all rounds together. Accuracies of probes and the "
         "clients' own models have no noise. A client that was asked for a round twice has spent more: its own count is "
@@ -44,8 +43,7 @@ def studies(runs: Sequence[ReportedRun]) -> list[Section]:
     for run in runs:
         for name, study in run.folder.read_sections().items():
             before = sections.get(name, Section(name, study.title, study.intro))
-            blocks = [*before.blocks, *_study(run.label, study)]
-            sections[name] = Section(name, before.title, before.intro, blocks)
+            sections[name] = before._replace(blocks=[*before.blocks, *_study(run.label, study)])
     return list(sections.values())
 
 
@@ -60,25 +58,24 @@ def _study(label: str, section: StudySection) -> Iterator[Block]:
 
 
 def _plot(plot: StudyPlot) -> Figure:
-    """Draw one mark per value; a second mark shows the limit of chance."""
-    lines = []
-    for name, value in plot.values.items():
-        marks = [("c0", value, f"{name}: {value:.3g}")]
-        marks += [] if plot.limit is None else [("c1", plot.limit, f"95 % of random guesses: at most {plot.limit:.3g}")]
-        lines.append((name, marks))
-    note = "" if plot.limit is None else "Square: 95 % of random guesses are below."
-    return Figure(plot.title, charts.dot_plot(lines, plot.title, f"{plot.title} for each view"), note)
-
-
-# --- costs and faults ------------------------------------------------------------------------------
+    limit, note = [], ""
+    if plot.limit is not None:
+        note = "Square: 95 % of random guesses are below."
+        limit = [("c1", plot.limit, f"95 % of random guesses: at most {plot.limit:.3g}")]
+    rows = [(name, [("c0", value, f"{name}: {value:.3g}"), *limit]) for name, value in plot.values.items()]
+    return Figure(plot.title, dot_chart(rows, plot.title, f"{plot.title} for each view"), note)
 
 
 def costs(runs: Sequence[ReportedRun]) -> Section:
-    figures = [figure for figure in (_traffic(runs), _seconds(runs)) if figure.drawing]
+    series = {
+        "MB per round, up to the server": [_traffic(run, "bytes_up") for run in runs],
+        "MB per round, down to the clients": [_traffic(run, "bytes_down") for run in runs],
+        "seconds per round, from broadcast to saved state": [{"": run.server_series("seconds")} for run in runs],
+    }
+    figures = [figure for title, of_runs in series.items() if (figure := curve(runs, title, of_runs)).drawing]
     head = ["run", "up", "down", "up per client and round", "rounds", "time in rounds", "median round"]
-    blocks: list[Block] = [Rows("Data sent and time taken", head, [_cost_row(run) for run in runs])]
-    if figures:
-        blocks = [*legend(runs), Figures(figures), *blocks]
+    blocks: list[Block] = [*legend(runs), Figures(figures)] if figures else []
+    blocks.append(Rows("Data sent and time taken", head, [_cost_row(run) for run in runs]))
     last = runs[-1]
     up, down = last.bytes_of("bytes_up"), last.bytes_of("bytes_down")
     if any(up.values()) or any(down.values()):
@@ -91,41 +88,21 @@ def costs(runs: Sequence[ReportedRun]) -> Section:
     return Section("costs", "Bytes and time", intro, blocks)
 
 
-def _traffic(runs: Sequence[ReportedRun]) -> Figure:
-    lines = []
-    for run in runs:
-        for key, style, way in (("bytes_up", run.style, "up"), ("bytes_down", f"{run.style} dashed", "down")):
-            sums: Counter[int] = Counter()
-            for event in run.events_of(ClientTrained):
-                sums[event.round] += getattr(event, key) or 0
-            points = [(r, b / 1e6, f"{run.label}, round {r}, {way}: {volume(b)}") for r, b in sorted(sums.items())]
-            lines += [charts.Line(style, points)] if any(sums.values()) else []
-    drawing = charts.line_chart(lines, "round", "Megabytes sent in each round by and to all clients")
-    return Figure("MB per round, all clients", drawing, "Solid: up to the server. Dashed: down to the clients.")
-
-
-def _seconds(runs: Sequence[ReportedRun]) -> Figure:
-    lines = [
-        charts.Line(run.style, [(r, s, f"{run.label}, round {r}: {s:.1f} s") for r, s in run.server_series("seconds")])
-        for run in runs
-    ]
-    drawing = charts.line_chart(lines, "round", "Seconds that each round took")
-    return Figure("Seconds per round", drawing, "From broadcast to saved state, including evaluation if there is one.")
+def _traffic(run: ReportedRun, key: str) -> Series:
+    """Return the megabytes of each round, over all clients."""
+    sums: Counter[int] = Counter()
+    for number, count in chain(*run.client_series(key).values()):
+        sums[number] += int(count)
+    return {"": [(number, total / 1e6) for number, total in sorted(sums.items())]}
 
 
 def _cost_row(run: ReportedRun) -> list[str]:
     up, down = (sum(run.bytes_of(key).values()) for key in ("bytes_up", "bytes_down"))
     replies = sum(event.bytes_up is not None for event in run.events_of(ClientTrained))
     trained = [event.seconds for event in run.events_of(RoundDone) if event.round > 0]
-    return [
-        run.label,
-        volume(up),
-        volume(down),
-        volume(up / replies) if replies else "-",
-        str(run.rounds_done),
-        duration(run.seconds),
-        f"{median(trained):.1f} s" if trained else "-",
-    ]
+    sent = [volume(up), volume(down), volume(up / replies) if replies else "-"]
+    middle = f"{median(trained):.1f} s" if trained else "-"
+    return [run.label, *sent, str(run.rounds_done), duration(run.seconds), middle]
 
 
 def faults(runs: Sequence[ReportedRun]) -> Section:
@@ -145,50 +122,35 @@ def faults(runs: Sequence[ReportedRun]) -> Section:
     return Section("faults", title, intro, [Rows("What happened, in order", head, rows[:MAX_ROWS], TEXT)])
 
 
-# --- how to repeat it ------------------------------------------------------------------------------
-
-
 def repeat(runs: Sequence[ReportedRun]) -> Section:
-    settings = [flat(run.result.config.model_dump(mode="json")) for run in runs]
+    settings = [flat(run.config.model_dump(mode="json")) for run in runs]
     keys = list(dict.fromkeys(key for one in settings for key in one))
     rows = [[key, *[without_folders(str(one.get(key, "-"))) for one in settings]] for key in keys]
     rows = [row for row in rows if len(set(row[1:])) > 1]
-    blocks: list[Block] = []
-    if rows:
-        blocks.append(Rows("Settings that differ", ["setting", *[run.label for run in runs]], rows, TEXT))
+    head = ["setting", *[run.label for run in runs]]
+    blocks: list[Block] = [Rows("Settings that differ", head, rows, TEXT)] if rows else []
     for run in runs:
-        about = run.folder.read_json("environment.json")
-        inner: list[Block] = [
+        about, earlier = run.folder.read_json("environment.json"), run.folder.read_earlier()
+        inner: list[Figures | Rows | Text] = [
             Text("It was started with this command (absolute paths are shortened to their last part):"),
             Text(without_folders(str(about.get("command") or "not recorded")), code=True),
-            *_changes(run),
-            Text(_again(run)),
-            Text(without_folders(run.result.config.to_toml()), code=True),
-            _versions(run, about),
         ]
+        later = [*(config for _, config in earlier[1:]), run.config]
+        for (number, before), after in zip(earlier, later, strict=False):
+            changed = ", ".join(f"{key} = {value}" for key, value in differences(before, after).items())
+            inner.append(Text(f"Its settings changed after round {number}: {changed}."))
+        inner += [Text(_again(run)), Text(without_folders(run.config.to_toml()), code=True), _versions(run, about)]
         blocks.append(Folded(f"{run.label}: command, settings, versions, machine", inner))
     intro = "All random choices depend on the seed: the same settings, versions and machine give the same results."
     return Section("repeat", "How to repeat it", intro, blocks)
 
 
-def _changes(run: ReportedRun) -> Iterator[Block]:
-    """Say which settings changed within the run, and after which round."""
-    earlier = run.folder.read_earlier()
-    configs = [config for _, config in earlier] + [run.result.config]
-    for (number, before), after in zip(earlier, configs[1:], strict=True):
-        changed = ", ".join(f"{key} = {value}" for key, value in differences(before, after).items())
-        yield Text(f"Its settings changed after round {number}: {changed}.")
-
-
 def _again(run: ReportedRun) -> str:
-    """Say how to repeat the run from its settings; the clients' own parts are not in the page."""
     facts = run.folder.read_facts()
     if facts.site == "python":
         return "Its clients were passed from Python. Call federate(...) again with the same clients, RAD and settings:"
     if facts.elsewhere:
-        return (
-            "Its participants were on other machines. To repeat it with them, save these settings as federation.toml:"
-        )
+        return "Its participants were on other machines. To repeat it, save these settings as federation.toml:"
     more = " --node NODE.toml, with --node for each participant" if facts.site == "nodes" else ""
     return f"Or save these settings as settings.toml and start: hetero-ssfl run settings.toml{more}"
 
@@ -199,8 +161,8 @@ def _versions(run: ReportedRun, about: Mapping[str, Any]) -> Rows:
         "Python": about.get("python"),
         "machine": f"{about.get('platform')}, {about.get('cpus')} CPUs",
         **(about.get("packages") or {}),
-        "RAD digest": run.result.facts.get("rad_digest"),
-        "images skipped as unreadable": run.result.facts.get("skipped_images", 0),
+        "RAD digest": run.facts.get("rad_digest"),
+        "images skipped as unreadable": run.facts.get("skipped_images", 0),
     }
     rows = [[str(key), str(value)] for key, value in facts.items() if value is not None]
     return Rows("Recorded when the run started", ["what", "value"], rows, TEXT)

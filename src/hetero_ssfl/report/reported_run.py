@@ -11,8 +11,8 @@ from ..methods import Method, method_class
 from ..plugins import is_trusted
 from ..runs.events import ClientTrained, Evaluated, Event, RoundDone, is_number, never_trained
 from ..runs.folder import RunFolder
-from . import charts
 from .blocks import Block, Legend
+from .plots import MARKERS
 from .rad_features import are_pictures
 from .tables import Result, metric_names
 
@@ -26,40 +26,34 @@ Series = dict[str, list[tuple[int, float]]]
 
 
 @dataclass(frozen=True)
-class ReportedRun:
+class ReportedRun(Result):
     label: str
     style: str
-    result: Result
     events: list[Event]
-
-    @property
-    def folder(self) -> RunFolder:
-        return self.result.folder
 
     @cached_property
     def clients(self) -> list[str]:
         """All clients in the events, results or facts."""
-        seen = {event.client for event in self.events_of(ClientTrained)} | set(self.result.results["clients"])
-        return sorted(seen | set(self.result.facts.get("holdings", {})))
+        seen = {event.client for event in self.events_of(ClientTrained)} | set(self.results["clients"])
+        return sorted(seen | set(self.facts.get("holdings", {})))
 
     @cached_property
     def models(self) -> dict[str, dict[str, Any]]:
         """The encoder of each client, as far as it is known."""
-        models, nodes = self.result.results.get("models", {}), self.folder.read_status().get("nodes", {})
+        models, nodes = self.results.get("models", {}), self.folder.read_status().get("nodes", {})
         return {client: models.get(client) or nodes.get(client, {}) for client in self.clients}
 
     def encoder(self, client: str) -> str:
         return str(self.models.get(client, {}).get("encoder") or "")
 
     def name(self, client: str) -> str:
-        """Return the client's name and its architecture."""
         return f"{client} {self.encoder(client).removeprefix('given:').partition('(')[0]}".strip()
 
     @cached_property
     def things(self) -> str:
         """The word for the data: images, or samples if they are not known to be images."""
         try:
-            known = self.result.facts["site"] != "python" or are_pictures(self.folder.rad()[0])
+            known = self.facts["site"] != "python" or are_pictures(self.folder.rad()[0])
             return "images" if known else "samples"
         except RunError:
             return "samples"
@@ -67,7 +61,7 @@ class ReportedRun:
     @cached_property
     def method(self) -> type[Method] | None:
         """The class of the method, or None if it is not available or its code is not trusted."""
-        name = self.result.config.method
+        name = self.config.method
         try:
             return method_class(name) if is_trusted(name) else None
         except ConfigError:
@@ -82,23 +76,17 @@ class ReportedRun:
 
     @property
     def untrained(self) -> dict[str, dict[str, float]]:
-        scores: dict[str, dict[str, float]] = self.result.results.get("untrained") or {}
-        return scores
+        return self.results.get("untrained") or {}
 
     def client_series(self, key: str) -> Series:
         """Return what the clients report, or the bytes that they send and receive."""
-        return _series(key, [(event.round, {event.client: event.to_json()}) for event in self.events_of(ClientTrained)])
+        return _series(key, [(e.round, {e.client: e.to_json()}) for e in self.events_of(ClientTrained)])
 
     def validation_series(self, metric: str) -> Series:
-        return _series(metric, [(event.round, event.clients) for event in _validations(self.events)])
+        return _series(metric, [(e.round, e.clients) for e in _validations(self.events)])
 
     def server_series(self, key: str) -> list[tuple[int, float]]:
-        return _series(key, [(event.round, {"": event.to_json()}) for event in self.events_of(RoundDone)]).get("", [])
-
-    @property
-    def client_metrics(self) -> set[str]:
-        """Names of the metrics that the clients report."""
-        return {key for event in self.events_of(ClientTrained) for key in event.figures}
+        return _series(key, [(e.round, {"": e.to_json()}) for e in self.events_of(RoundDone)]).get("", [])
 
     def bytes_of(self, key: str) -> dict[str, float]:
         return {client: sum(count for _, count in points) for client, points in self.client_series(key).items()}
@@ -111,18 +99,16 @@ class ReportedRun:
         """Return (round, who, what happened, reason) for each fault."""
         faults = []
         for event in self.events:
-            if isinstance(event, ClientTrained) and event.excluded:
-                faults.append((event.round, event.client, "left out", event.excluded))
-            if isinstance(event, ClientTrained) and event.warning:
-                faults.append((event.round, event.client, "warning", event.warning))
-            if isinstance(event, RoundDone) and event.away:
+            if isinstance(event, ClientTrained):
+                happened = (("left out", event.excluded), ("warning", event.warning))
+                faults += [(event.round, event.client, what, why) for what, why in happened if why]
+            elif isinstance(event, RoundDone) and event.away:
                 faults.append((event.round, ", ".join(event.away), "away", "not connected in this round"))
-        if self.result.never_trained:
+        if never := self.never_trained:
             why = "no round selected them, or all their replies were left out: they are not part of the means"
-            faults.append((self.rounds_done, ", ".join(self.result.never_trained), "never trained", why))
-        absent = ", ".join(self.result.results.get("absent", []))
-        if absent:
-            faults.append((self.rounds_done, absent, "absent", "left before the end: the final metrics are unknown"))
+            faults.append((self.rounds_done, ", ".join(never), "never trained", why))
+        if absent := self.results.get("absent"):
+            faults.append((self.rounds_done, ", ".join(absent), "absent", "left before the end: no final metrics"))
         return faults
 
 
@@ -130,8 +116,7 @@ def _series(key: str, rounds: Sequence[tuple[int, Mapping[str, Mapping[str, Any]
     series: Series = {}
     for number, clients in rounds:
         for client, values in clients.items():
-            value = values.get(key)
-            if is_number(value):
+            if is_number(value := values.get(key)):
                 series.setdefault(client, []).append((number, float(value)))
     return series
 
@@ -140,29 +125,29 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     """Read runs and give each a unique label. The last run, which the page is about, gets the first colour."""
     folders = [RunFolder.open(path) for path in paths]
     resolved = [folder.path.resolve() for folder in folders]
-    for place, path in enumerate(resolved):
-        if path in resolved[:place]:
-            raise RunError(f"'{paths[place]}' is listed twice. List each run once.")
+    if twice := [path for path in resolved if resolved.count(path) > 1]:
+        raise RunError(f"'{twice[0]}' is listed twice. List each run once.")
     all_finished = all(folder.finished for folder in folders)
-    styles = [f"c{1 + k % (STYLES - 1)}" for k in range(len(folders) - 1)] + ["c0"]
-    return [
-        ReportedRun(label, style, Result.read(folder) if all_finished else _so_far(folder), folder.events())
-        for label, style, folder in zip(short_names(resolved), styles, folders, strict=True)
-    ]
+    styles = [*(f"c{1 + k % (STYLES - 1)}" for k in range(len(folders) - 1)), "c0"]
+    runs = []
+    for folder, label, style in zip(folders, short_names(resolved), styles, strict=True):
+        config, facts, events = folder.read_config(), folder.read_json("facts.json"), folder.events()
+        results = folder.read_json("results.json") if all_finished else _so_far(folder, events)
+        runs.append(ReportedRun(folder, config, facts, results, label, style, events))
+    return runs
 
 
-def _so_far(folder: RunFolder) -> Result:
+def _so_far(folder: RunFolder, events: Sequence[Event]) -> dict[str, Any]:
     """Return the newest validation results, for comparing runs that are not all finished."""
-    events = folder.events()
-    probes = _validations(events)
-    first = probes[0].clients if probes and probes[0].round == 0 else {}
-    results: dict[str, Any] = {"clients": probes[-1].clients if probes else {}, "untrained": first, "mean": {}}
+    finished, probes = folder.read_json("results.json") if folder.finished else {}, _validations(events)
+    results: dict[str, Any] = {key: finished[key] for key in ("models", "absent") if key in finished}
+    results |= {"clients": {}, "untrained": {}, "mean": {}}
+    if probes:
+        results["clients"] = probes[-1].clients
+        results["untrained"] = probes[0].clients if probes[0].round == 0 else {}
     if probes and probes[-1].round > 0:
         results["never_trained"] = never_trained(probes[-1].clients, events)
-    if folder.finished:
-        finished = folder.read_json("results.json")
-        results |= {key: finished[key] for key in ("models", "absent") if key in finished}
-    return Result(folder, folder.read_config(), folder.read_json("facts.json"), results)
+    return results
 
 
 def _validations(events: Sequence[Event]) -> list[Evaluated]:
@@ -171,25 +156,18 @@ def _validations(events: Sequence[Event]) -> list[Evaluated]:
 
 def metric_of(runs: Sequence[ReportedRun]) -> str | None:
     """Return the accuracy that the page shows: that of the linear probe on all classes, if there is one."""
-    known = sorted({name for run in runs for name in metric_names(run.result)})
+    known = sorted({name for run in runs for name in metric_names(run)})
     return "linear_all" if "linear_all" in known else next(iter(known), None)
 
 
 def legend(runs: Sequence[ReportedRun], untrained: bool = False) -> list[Block]:
-    """Return a legend, or nothing if there is only one entry."""
     entries = [(UNTRAINED, "untrained")] * untrained + [(run.style, run.label) for run in runs]
-    swatches = [
-        charts.tag("svg", charts.mark(style, 7, 7, label), viewBox="0 0 14 14", class_="swatch", aria_hidden="true")
-        for style, label in entries
-    ]
-    labels = [label for _, label in entries]
-    return [Legend(list(zip(swatches, labels, strict=True)))] if len(entries) > 1 else []
+    marks = {"o": "●", "s": "■", "^": "▲", "D": "◆"}
+    return [Legend([(s, marks[MARKERS[s]], label) for s, label in entries])] if len(entries) > 1 else []
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
     """Return folder names with as many parents as needed to make them unique."""
-    for depth in range(1, max(len(path.parts) for path in paths) + 1):
-        names = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in paths]
+    depths = range(1, max(len(path.parts) for path in paths) + 1)
+    choices = (["/".join(path.parts[-depth:]) for path in paths] for depth in depths)
+    return next(names for names in choices if len(set(names)) == len(names))

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..runs.events import ClientTrained, RoundDone
 from ..runs.folder import RunFolder, resume_command
@@ -24,14 +24,13 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
     total = folder.read_config().rounds
     done = max((e.round for e in rounds), default=0)
     nodes: dict[str, dict[str, Any]] = {name: dict(seen) for name, seen in now.get("nodes", {}).items()}
-    for event in events:
-        if isinstance(event, ClientTrained):
-            node = nodes.setdefault(event.client, {})
-            node["replies"] = node.get("replies", 0) + (event.excluded is None)
-            node["excluded"] = node.get("excluded", 0) + (event.excluded is not None)
-            node["bytes"] = node.get("bytes", 0) + (event.bytes_up or 0) + event.bytes_down
-            if event.excluded:
-                node["last_fault"] = f"round {event.round}: {event.excluded}"
+    for event in (e for e in events if isinstance(e, ClientTrained)):
+        node = nodes.setdefault(event.client, {})
+        node["replies"] = node.get("replies", 0) + (event.excluded is None)
+        node["excluded"] = node.get("excluded", 0) + (event.excluded is not None)
+        node["bytes"] = node.get("bytes", 0) + (event.bytes_up or 0) + event.bytes_down
+        if event.excluded:
+            node["last_fault"] = f"round {event.round}: {event.excluded}"
     phase = _phase(folder, now)
     if phase in ENDED:
         for node in nodes.values():
@@ -58,44 +57,36 @@ def _phase(folder: RunFolder, now: dict[str, Any]) -> str:
         return "finished"
     if not folder.is_busy():
         return "stopped" if now else "not started"
-    longest = folder.read_config().engine.round_timeout + SLACK
-    if now.get("updated") and time.time() - now["updated"] > longest:
-        return "stalled"
-    return str(now.get("phase", "starting"))
+    silence = time.time() - (now.get("updated") or time.time())
+    return "stalled" if silence > folder.read_config().engine.round_timeout + SLACK else now.get("phase", "starting")
 
 
 def _summary(folder: RunFolder, status: dict[str, Any]) -> str:
     phase, updated = status["phase"], status["updated"]
     text = f"{phase}: {status['round']} of {status['rounds']} rounds done"
+    ago = "" if updated is None else f"{duration(time.time() - updated)} ago"
+    last = f"Last progress {ago} ({datetime.fromtimestamp(updated, UTC):%Y-%m-%d %H:%M} UTC)." if updated else ""
     if phase == "finished":
         means = folder.read_json("results.json").get("mean", {})
         return text + "".join(f", {name} {value:.1f}" for name, value in sorted(means.items()))
     if phase == "stopped":
-        return f"{text}; no process of this machine works on it. {_last(updated)} Continue with: {status['resume']}"
+        return f"{text}; no process of this machine works on it. {last} Continue with: {status['resume']}"
     if phase == "stalled":
         limit = folder.read_config().engine.round_timeout
         return (
             f"{text}; its server process is there, but has been silent for longer than engine.round_timeout = "
-            f"{limit:g} s. {_last(updated)} Look at its log, stop it, and continue with: {status['resume']}"
+            f"{limit:g} s. {last} Look at its log, stop it, and continue with: {status['resume']}"
         )
     if status["seconds_left"] is not None:
         text += f", about {duration(status['seconds_left'])} left"
     if status["waiting_for"]:
         text += f"; waiting for {', '.join(status['waiting_for'])}"
-    return f"{text} (as of {duration(time.time() - updated)} ago)" if updated else text
-
-
-def _last(updated: float | None) -> str:
-    if updated is None:
-        return "When it last made progress is not known."
-    then = f"{datetime.fromtimestamp(updated, UTC):%Y-%m-%d %H:%M} UTC"
-    return f"Last progress {duration(time.time() - updated)} ago ({then})."
+    return f"{text} (as of {ago})" if ago else text
 
 
 def status_table(status: dict[str, Any]) -> Table:
-    table = Table()
-    for heading in ("participant", "encoder", "state", "replies", "left out", "MB", "last seen", "last fault"):
-        table.add_column(heading, justify="right" if heading in ("replies", "left out", "MB") else "left")
+    right = [Column(heading, justify="right") for heading in ("replies", "left out", "MB")]
+    table = Table("participant", "encoder", "state", *right, "last seen", "last fault")
     for name, node in status["nodes"].items():
         table.add_row(
             name,

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ..config import Config, EngineConfig, TrackingConfig
 from ..errors import RunError
+from ..runs.events import Evaluated
 from ..runs.folder import RunFolder
 
 
@@ -30,7 +31,7 @@ class Result:
         return cls(folder, folder.read_config(), folder.read_json("facts.json"), folder.read_json("results.json"))
 
     @property
-    def label(self) -> str:
+    def title(self) -> str:
         extra = " + RAD images" if self.config.rad.in_ssl else ""
         return f"{self.config.name} / {self.config.method}{extra}"
 
@@ -39,40 +40,33 @@ class Result:
         """The config without seed, engine and tracking; equal for runs that are repetitions of each other."""
         return self.config.model_copy(update={"seed": 0, "engine": EngineConfig(), "tracking": TrackingConfig()})
 
-    def score(self, client: str, metric: str) -> float | None:
-        value: float | None = self.results["clients"].get(client, {}).get(metric)
-        return value
-
     @property
     def never_trained(self) -> list[str]:
         """Clients that no round selected, or whose replies were all excluded. They are left out of means."""
-        names: list[str] = self.results.get("never_trained", [])
-        return names
-
-    def trained_score(self, client: str, metric: str) -> float | None:
-        return None if client in self.never_trained else self.score(client, metric)
-
-    def scores(self, metric: str) -> list[float]:
-        """Return the scores of the clients that trained."""
-        scores = [self.trained_score(client, metric) for client in self.results["clients"]]
-        return [score for score in scores if score is not None]
-
-    def floor(self, name: str, metric: str) -> list[float]:
-        """Return the scores of features that nobody trained, at the width of each client that trained."""
-        clients = self.results["floors"][name].items()
-        return [s[metric] for client, s in clients if metric in s and client not in self.never_trained]
+        return self.results.get("never_trained", [])
 
     @property
     def floors(self) -> list[str]:
         return list(self.results.get("floors", {}))
 
+    def score(self, client: str, metric: str) -> float | None:
+        return self.results["clients"].get(client, {}).get(metric)
+
+    def trained_scores(self, metric: str, floor: str | None = None) -> dict[str, float]:
+        """Return the score of each client that trained, or that of a floor at the width of its encoder."""
+        clients = self.results.get("floors", {}).get(floor, {}) if floor else self.results["clients"]
+        return {c: score for c, score in of_metric(clients, metric).items() if c not in self.never_trained}
+
+    def scores(self, metric: str, floor: str | None = None) -> list[float]:
+        return list(self.trained_scores(metric, floor).values())
+
+    def row_name(self, client: str) -> str:
+        return f"{client} (never trained)" if client in self.never_trained else client
+
     def model(self, client: str) -> dict[str, Any]:
-        """Return the client's encoder and its number of parameters."""
-        models: dict[str, dict[str, Any]] = self.results.get("models", {})
-        return models.get(client, {"encoder": "-"})
+        return self.results.get("models", {}).get(client, {"encoder": "-"})
 
     def holdings(self, client: str) -> str:
-        """Describe the classes of a client."""
         counts = self.facts.get("holdings", {}).get(client, [])
         names = [name for name, count in zip(self.facts.get("classes", []), counts, strict=False) if count]
         return ", ".join(names) if len(names) <= 4 else f"{len(names)} classes"
@@ -82,41 +76,49 @@ def metric_names(result: Result) -> list[str]:
     return sorted({name for scores in result.results["clients"].values() for name in scores})
 
 
-def results_table(result: Result) -> Table:
-    """Return a table with a row per client, a column per metric, and mean and deviation over clients below."""
-    metrics = metric_names(result)
-    table = Table(title=f"{result.label}, seed {result.config.seed}: accuracy on test images (%)")
-    for heading in ("client", "encoder", "holds"):
-        table.add_column(heading)
-    for metric in metrics:
-        table.add_column(metric.replace("_", ", "), justify="right")
-    for floor in result.floors:
-        table.add_row(floor, "nobody trained these", "", *[spread(result.floor(floor, metric)) for metric in metrics])
-    if result.floors:
+def of_metric(clients: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, float]:
+    """Return the score of each client that has the metric."""
+    return {client: scores[metric] for client, scores in clients.items() if metric in scores}
+
+
+def table_of(
+    title: str, head: Sequence[str], *parts: Iterable[Sequence[str]], texts: int = 1, caption: str | None = None
+) -> Table:
+    """Return a table of rows, with a line between its parts. The first columns hold texts, the others numbers."""
+    table = Table(title=title, caption=caption)
+    for place, heading in enumerate(head):
+        table.add_column(heading, justify="left" if place < texts else "right")
+    for part in parts:
         table.add_section()
-    for client in result.results["clients"]:
-        cells = [number(result.score(client, metric)) for metric in metrics]
-        name = f"{client} (never trained)" if client in result.never_trained else client
-        table.add_row(name, escape(result.model(client)["encoder"]), result.holdings(client), *cells)
-    table.add_section()
-    trained = len(result.results["clients"]) - len(result.never_trained)
-    over = f"over the {trained} clients that trained" if result.never_trained else "over clients"
-    table.add_row("mean ± sd", over, "", *[spread(result.scores(m)) for m in metrics])
-    untrained = result.results["untrained"]
-    if untrained:
-        cells = [spread([s[m] for s in untrained.values() if m in s]) for m in metrics]
-        table.add_row("untrained", "the same encoders", "", *cells)
+        for row in part:
+            table.add_row(*row)
     return table
 
 
-def check_comparable(results: list[Result]) -> None:
+def results_table(result: Result) -> Table:
+    """Return a table with a row per client, a column per metric, and mean and deviation over clients below."""
+    metrics, clients = metric_names(result), result.results["clients"]
+    floors = [[f, "nobody trained these", "", *[spread(result.scores(m, f)) for m in metrics]] for f in result.floors]
+    rows = []
+    for client in clients:
+        scores = [number(result.score(client, metric)) for metric in metrics]
+        encoder = escape(result.model(client)["encoder"])
+        rows.append([result.row_name(client), encoder, result.holdings(client), *scores])
+    trained = len(clients) - len(result.never_trained)
+    over = f"over the {trained} clients that trained" if result.never_trained else "over clients"
+    means = [["mean ± sd", over, "", *[spread(result.scores(metric)) for metric in metrics]]]
+    if untrained := result.results["untrained"]:
+        cells = [spread(of_metric(untrained, metric).values()) for metric in metrics]
+        means.append(["untrained", "the same encoders", "", *cells])
+    title = f"{result.title}, seed {result.config.seed}: accuracy on test images (%)"
+    head = ["client", "encoder", "holds", *[metric.replace("_", ", ") for metric in metrics]]
+    return table_of(title, head, floors, rows, means, texts=3)
+
+
+def check_comparable(results: Sequence[Result]) -> None:
     """Raise RunError for runs without accuracies, or on different data: their accuracies say nothing to each other."""
-    for result in results:
-        if not metric_names(result):
-            raise RunError(
-                f"'{result.folder.path}' has no accuracies, because its data have no labels. "
-                "hetero-ssfl report compares losses and mutual CKA."
-            )
+    for folder in (result.folder for result in results if not metric_names(result)):
+        raise RunError(f"'{folder.path}' has no accuracies, because its data have no labels. Use hetero-ssfl report.")
     first = results[0]
     for other in results[1:]:
         sources = [r.config.data.source for r in (first, other)]
@@ -126,11 +128,11 @@ def check_comparable(results: list[Result]) -> None:
         if sources[0] != sources[1] or not same_classes or (shapes[0] == shapes[1] and pixels[0] != pixels[1]):
             raise RunError(
                 f"'{first.folder.path}' and '{other.folder.path}' were trained on different data ('{sources[0]}' and "
-                f"'{sources[1]}'), so their accuracies cannot be compared. List runs on the same data."
+                f"'{sources[1]}'). List runs on the same data."
             )
 
 
-def compare_rows(results: list[Result], metric: str) -> list[dict[str, Any]]:
+def compare_rows(results: Sequence[Result], metric: str) -> list[dict[str, Any]]:
     """Group runs by equal settings: mean over clients for each seed, then mean and deviation over seeds."""
     groups: dict[Config, list[Result]] = defaultdict(list)
     for result in results:
@@ -139,50 +141,48 @@ def compare_rows(results: list[Result], metric: str) -> list[dict[str, Any]]:
                 f"'{result.folder.path}' has the same settings and seed as another run in the list. List each run once."
             )
         groups[result.settings].append(result)
-    labels = [members[0].label for members in groups.values()]
+    labels = [members[0].title for members in groups.values()]
     rows: list[dict[str, Any]] = []
-    for members in groups.values():
-        label = members[0].label
-        if labels.count(label) > 1:  # same name and method, different settings: add the folder's name
-            label += f" ({members[0].folder.path.name})"
-        per_seed = {r.config.seed: mean(r.scores(metric)) for r in members if r.scores(metric)}
-        values = list(per_seed.values())
-        rows.append(
-            {
-                "run": label,
-                "seeds": sorted(per_seed),
-                "metric": metric,
-                "mean": mean(values) if values else None,
-                "sd_over_seeds": stdev(values) if len(values) > 1 else None,
-                "sd_over_clients": mean([_sd(r.scores(metric)) for r in members]) if values else None,
-                "per_seed": per_seed,
-            }
-        )
-    for row in rows:
-        first = rows[0]["per_seed"]
-        shared = [seed for seed in row["per_seed"] if seed in first]
-        row["difference_to_first"] = mean(row["per_seed"][s] - first[s] for s in shared) if shared else None
-    for row, members in zip(rows, groups.values(), strict=True):
+    for label, members in zip(labels, groups.values(), strict=True):
+        same = labels.count(label) > 1  # same name and method, different settings: add the folder's name
+        name = f"{label} ({members[0].folder.path.name})" if same else label
+        row = _row(name, metric, {r.config.seed: r.scores(metric) for r in members})
+        per_seed = row["per_seed"]
+        first = rows[0]["per_seed"] if rows else per_seed
+        if per_seed:
+            row["sd_over_clients"] = mean(_sd(r.scores(metric)) for r in members)
+        if shared := [seed for seed in per_seed if seed in first]:
+            row["difference_to_first"] = mean(per_seed[seed] - first[seed] for seed in shared)
         row["interval"] = paired_interval(next(iter(groups.values())), members, metric)
+        rows.append(row)
     return rows
 
 
-def floor_rows(results: list[Result], metric: str) -> list[dict[str, Any]]:
+def floor_rows(results: Sequence[Result], metric: str) -> list[dict[str, Any]]:
     """Return rows like those of `compare_rows` for features that nobody trained, over all runs and seeds."""
     rows = []
     for floor in dict.fromkeys(floor for result in results for floor in result.floors):
         by_seed: dict[int, list[float]] = defaultdict(list)
         for result in results:
-            if floor in result.floors:
-                by_seed[result.config.seed] += result.floor(floor, metric)
-        per_seed = {seed: mean(scores) for seed, scores in by_seed.items() if scores}
-        if per_seed:
-            values = list(per_seed.values())
-            deviation = stdev(values) if len(values) > 1 else None
-            row = {"run": floor, "seeds": sorted(per_seed), "metric": metric, "mean": mean(values)}
-            row |= {"sd_over_seeds": deviation, "sd_over_clients": None, "per_seed": per_seed}
-            rows.append({**row, "difference_to_first": None, "interval": None})
-    return rows
+            by_seed[result.config.seed] += result.scores(metric, floor)
+        rows.append(_row(floor, metric, by_seed))
+    return [row for row in rows if row["per_seed"]]
+
+
+def _row(name: str, metric: str, by_seed: Mapping[int, Sequence[float]]) -> dict[str, Any]:
+    per_seed = {seed: mean(scores) for seed, scores in by_seed.items() if scores}
+    values = list(per_seed.values())
+    return {
+        "run": name,
+        "seeds": sorted(per_seed),
+        "metric": metric,
+        "mean": mean(values) if values else None,
+        "sd_over_seeds": stdev(values) if len(values) > 1 else None,
+        "sd_over_clients": None,
+        "per_seed": per_seed,
+        "difference_to_first": None,
+        "interval": None,
+    }
 
 
 # The 97.5 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
@@ -202,33 +202,28 @@ def interval95(values: Sequence[float]) -> list[float] | None:
     return [mean(values) - half, mean(values) + half]
 
 
-def paired_interval(first: list[Result], second: list[Result], metric: str) -> list[float] | None:
+def paired_interval(first: Sequence[Result], second: Sequence[Result], metric: str) -> list[float] | None:
     """Return the 95 % bootstrap interval of the mean difference (second - first) per client and seed."""
-    by_seed = {r.config.seed: r for r in first}
+    by_seed = {run.config.seed: run.trained_scores(metric) for run in first}
     differences = []
     for run in second:
-        other = by_seed.get(run.config.seed)
-        names = [n for n in run.results["clients"] if other and other.trained_score(n, metric) is not None]
-        pairs = [(run.trained_score(n, metric), other.trained_score(n, metric)) for n in names if other]
-        if pairs:
-            differences.append([a - b for a, b in pairs if a is not None and b is not None])
-    return bootstrap_interval(differences)
+        before, after = by_seed.get(run.config.seed, {}), run.trained_scores(metric)
+        differences.append([after[client] - before[client] for client in after if client in before])
+    return bootstrap_interval([of_seed for of_seed in differences if of_seed])
 
 
-def bootstrap_interval(differences: list[list[float]], draws: int = 4000) -> list[float] | None:
+def bootstrap_interval(differences: list[list[float]]) -> list[float] | None:
     """Return the 95 % interval of the mean of differences, which are given as one list of clients per seed.
 
     Seeds are drawn first, then clients within each seed, because clients of one run are not independent.
     """
     if not differences:
         return None
-    rng = np.random.default_rng(0)
-    clients = [np.array(values) for values in differences]
-    means = np.empty(draws)
-    for draw in range(draws):
-        drawn = (clients[seed] for seed in rng.integers(len(clients), size=len(clients)))
-        means[draw] = sum(values[rng.integers(len(values), size=len(values))].sum() / len(values) for values in drawn)
-    means /= len(clients)
+    rng, clients, means = np.random.default_rng(0), [np.array(values) for values in differences], []
+    for _ in range(4000):
+        drawn = [clients[seed] for seed in rng.integers(len(clients), size=len(clients))]
+        of_seeds = [values[rng.integers(len(values), size=len(values))].sum() / len(values) for values in drawn]
+        means.append(sum(of_seeds) / len(clients))
     return [float(value) for value in np.quantile(means, [0.025, 0.975])]
 
 
@@ -236,13 +231,12 @@ COMPARED = ("run", "seeds", "mean", "sd over seeds", "sd over clients", "differe
 
 
 def compare_cells(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Return the cells of a table with the columns COMPARED."""
     return [
         [
             row["run"],
             ", ".join(map(str, row["seeds"])),
             *[number(row[key]) for key in ("mean", "sd_over_seeds", "sd_over_clients")],
-            signed(row["difference_to_first"]),
+            number(row["difference_to_first"], "+"),
             "-" if row["interval"] is None else "{:+.1f} to {:+.1f}".format(*row["interval"]),
         ]
         for row in rows
@@ -250,17 +244,21 @@ def compare_cells(rows: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def compare_table(rows: list[dict[str, Any]], floors: list[dict[str, Any]]) -> Table:
-    metric = rows[0]["metric"]
-    table = Table(title=f"test accuracy (%), {metric.replace('_', ', ')}; difference to the first on equal seeds")
-    for heading in COMPARED:
-        table.add_column(heading, justify="left" if heading == "run" else "right")
-    for cells in compare_cells(floors):
-        table.add_row(*cells)
-    if floors:
-        table.add_section()
-    for cells in compare_cells(rows):
-        table.add_row(*cells)
-    return table
+    metric = rows[0]["metric"].replace("_", ", ")
+    title = f"test accuracy (%), {metric}; difference to the first on equal seeds"
+    return table_of(title, COMPARED, compare_cells(floors), compare_cells(rows))
+
+
+def round_curves(results: Sequence[Result], metric: str) -> list[dict[int, float]]:
+    """Return each run's validation accuracy, mean over clients, by round."""
+    events = ([e for e in r.folder.events() if isinstance(e, Evaluated) and e.split == "validation"] for r in results)
+    return [{e.round: e.mean[metric] for e in own if metric in e.mean} for own in events]
+
+
+def rounds_table(results: Sequence[Result], curves: Sequence[Mapping[int, float]], metric: str) -> Table:
+    rows = [[str(at), *(number(curve.get(at)) for curve in curves)] for at in sorted({at for c in curves for at in c})]
+    title = f"validation accuracy (%) by round, {metric.replace('_', ', ')}, mean over clients"
+    return table_of(title, ["round", *(escape(str(result.folder.path)) for result in results)], rows, texts=0)
 
 
 # --- cells ---
@@ -268,7 +266,8 @@ def compare_table(rows: list[dict[str, Any]], floors: list[dict[str, Any]]) -> T
 ABSOLUTE_PATH = re.compile(r"(?<![\w.\-:/])/(?:[^\s/'\"]+/)+([^\s/'\"]+)")
 
 
-def spread(values: list[float]) -> str:
+def spread(scores: Iterable[float]) -> str:
+    values = list(scores)
     return f"{mean(values):.1f} ± {_sd(values):.1f}" if values else "-"
 
 
@@ -276,12 +275,14 @@ def _sd(values: list[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 
 
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def range_of(values: Sequence[float], form: str = ".1f") -> str:
+    """Return one number, or the smallest and the largest: floors depend on data and widths, which may differ."""
+    low, high = (f"{value:{form}}" for value in (min(values), max(values))) if values else ("-", "-")
+    return low if low == high else f"{low} to {high}"
 
 
-def signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.1f}"
+def number(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.1f}"
 
 
 def volume(count: float) -> str:

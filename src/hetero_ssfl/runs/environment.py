@@ -4,16 +4,19 @@ import importlib
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ..plugins import install_command
+
 REQUIRED = ("torch", "flwr", "datasets", "flwr-datasets", "safetensors", "pydantic", "scikit-learn", "matplotlib")
+TESTED = {"torch": "2.13.0", "flwr": "1.41.0"}  # as in constraints.txt
 OPTIONAL = {
     "ray": ("simulation", "run on many machines with Flower's Simulation Engine"),
     "timm": ("timm", "use encoders by name from timm"),
@@ -62,11 +65,10 @@ def _version(package: str) -> str | None:
 def _commit() -> str | None:
     """Return the commit of this code if it runs from a checkout."""
     command = ["git", "rev-parse", "HEAD"]
-    try:
+    with suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
+        return done.stdout.strip() or None
+    return None
 
 
 @dataclass(frozen=True)
@@ -88,60 +90,37 @@ class Finding:
         return "ok" if self.ok else "stops" if self.required else "warning"
 
 
-def diagnose() -> list[Finding]:
+def diagnose() -> Iterator[Finding]:
     python = f"{platform.python_version()} (3.11 or newer is needed)"
-    findings = [Finding("python", sys.version_info >= (3, 11), python, True)]
+    yield Finding("python", sys.version_info >= (3, 11), python, True)
     for name in REQUIRED:
-        version = _version(name)
-        findings.append(Finding(name, bool(version), version or f"not installed. Remedy: pip install {name}", True))
-    return [*findings, *_optional(), *_devices(), check_instructions(), _data(), _disk()]
-
-
-def _optional() -> Iterator[Finding]:
+        version, tested = _version(name), TESTED.get(name)
+        if version and tested and version.partition("+")[0] != tested:
+            text = f"{version}; hetero-ssfl was tested with {tested}. Remedy: pip install {name}=={tested}"
+            yield Finding(name, False, text)
+            continue
+        yield Finding(name, bool(version), version or f"not installed. Remedy: pip install {name}", True)
     for module, (extra, purpose) in OPTIONAL.items():
         try:
             importlib.import_module(module)
             yield Finding(module, True, f"{metadata.version(module)}: {purpose}")
         except Exception as error:  # a broken optional package must not stop the other checks
-            remedy = f"pip install 'hetero-ssfl[{extra}]'"
+            remedy = install_command(extra)
             reason = "not installed" if isinstance(error, ModuleNotFoundError) else str(error).splitlines()[0]
             yield Finding(module, False, f"{reason}; needed to {purpose}. Remedy: {remedy}")
-
-
-def _devices() -> Iterator[Finding]:
     import torch
 
-    cores = os.cpu_count() or 1
-    yield Finding("cpu", True, f"{cores} cores: engine.workers = 0 starts {cores} worker processes")
+    yield Finding("cpu", True, f"{os.cpu_count()} cores: engine.workers = 0 starts so many worker processes")
     names = ", ".join(torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count()))
     missing = "not available to this torch; training runs on the CPU"
     yield Finding("gpu", bool(names), f"{names}: set engine.device = 'cuda'" if names else missing)
+    yield check_instructions()
+    yield _check_data(os.environ.get("HETERO_SSFL_DATA"))
+    free = shutil.disk_usage(".").free / 2**30
+    yield Finding("disk", free > 1, f"{free:.0f} GiB free in this folder")
 
 
-def check_instructions() -> Finding:
-    """Report oneDNN's instruction set, and test whether its convolutions corrupt memory, without and with our guard."""
-    plain = try_convolutions(guarded=False)
-    lines = [line for line in plain.stdout.splitlines() if ",isa:" in line]
-    name = lines[0].partition(",isa:")[2] if lines else "not reported by oneDNN"
-    if plain.returncode >= 0:
-        return Finding("instructions", True, f"{name}: convolutions do not corrupt memory")
-    fault = f"{name}: oneDNN writes past the end of its memory in strided 1x1 convolutions with few channels"
-    if try_convolutions(guarded=True).returncode >= 0:
-        return Finding("instructions", True, f"{fault}; hetero-ssfl guards against it")
-    death = signal.Signals(-plain.returncode).name
-    remedy = "Remedy: set ONEDNN_MAX_CPU_ISA=AVX in the environment"
-    return Finding("instructions", False, f"{fault} ({death}), and the guard does not help. {remedy}")
-
-
-def try_convolutions(guarded: bool) -> "subprocess.CompletedProcess[str]":
-    """Train the layers in a child process that dies if memory is corrupted."""
-    environment = {**os.environ, **CHECKED_MEMORY, "ONEDNN_VERBOSE": "1"}
-    program = STRIDED_CONVOLUTIONS.format(guarded=guarded)
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-
-
-def _data() -> Finding:
-    folder = os.environ.get("HETERO_SSFL_DATA")
+def _check_data(folder: str | None) -> Finding:
     if not folder:
         text = "HETERO_SSFL_DATA is not set; cifar10, cifar100 and tiny-imagenet are downloaded from the hub"
         return Finding("local data", False, f"{text}. Remedy: set it to a folder that contains them")
@@ -149,6 +128,21 @@ def _data() -> Finding:
     return Finding("local data", bool(names), f"{folder}: {', '.join(names) or 'contains no data sets'}")
 
 
-def _disk() -> Finding:
-    free = shutil.disk_usage(".").free / 2**30
-    return Finding("disk", free > 1, f"{free:.0f} GiB free in this folder")
+def check_instructions() -> Finding:
+    """Report oneDNN's instruction set, and test whether its convolutions corrupt memory, without and with our guard."""
+    plain = try_convolutions(guarded=False)
+    name = next((line.partition(",isa:")[2] for line in plain.stdout.splitlines() if ",isa:" in line), "oneDNN")
+    if plain.returncode >= 0:
+        return Finding("instructions", True, f"{name}: convolutions do not corrupt memory")
+    fault = f"{name}: oneDNN writes past the end of its memory in strided 1x1 convolutions"
+    if try_convolutions(guarded=True).returncode >= 0:
+        return Finding("instructions", True, f"{fault}; hetero-ssfl guards against it")
+    remedy = "Remedy: set ONEDNN_MAX_CPU_ISA=AVX in the environment"
+    return Finding("instructions", False, f"{fault}, and the guard does not help. {remedy}")
+
+
+def try_convolutions(guarded: bool) -> "subprocess.CompletedProcess[str]":
+    """Train the layers in a child process that dies if memory is corrupted."""
+    program = [sys.executable, "-c", STRIDED_CONVOLUTIONS.format(guarded=guarded)]
+    environment = {**os.environ, **CHECKED_MEMORY, "ONEDNN_VERBOSE": "1"}
+    return subprocess.run(program, env=environment, capture_output=True, text=True)

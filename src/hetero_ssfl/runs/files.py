@@ -85,10 +85,10 @@ def locked(path: Path, busy: HeteroSSFLError) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
+    except (FileExistsError, NotADirectoryError):
+        raise RunError(f"'{path.parent}' cannot be a folder: a file is in its place. Choose another folder.") from None
     except OSError as error:
-        raise RunError(
-            f"cannot write in '{path.parent}': {error.strerror}. Check the permissions of the folder."
-        ) from None
+        raise RunError(f"cannot write in '{path.parent}': {error.strerror}. Check its permissions.") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,13 +105,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, remedy: str = COPY) -> dict[str, Any]:
-    try:
-        content = json.loads(_read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"'{path}' is not valid JSON ({error}). {remedy}") from None
-    if not isinstance(content, dict):
-        raise DamagedError(f"'{path}' holds a {type(content).__name__}, expected a JSON object. {remedy}")
-    if content.pop(KEY, None) != _json_digest(content):
+    with _reading(path, remedy):
+        content = json.loads(path.read_bytes())
+    if not isinstance(content, dict) or content.pop(KEY, None) != _json_digest(content):
         raise altered(path, remedy)
     return content
 
@@ -130,19 +126,21 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_text(path: Path, remedy: str = COPY) -> str:
-    first, _, text = _read_bytes(path).partition(b"\n")
+    with _reading(path, remedy):
+        first, _, text = path.read_bytes().partition(b"\n")
     if first != f"{TEXT_MARK}{sha256(text).hexdigest()}".encode():
         raise altered(path, remedy)
     return text.decode()
 
 
-def _read_bytes(path: Path) -> bytes:
+@contextmanager
+def _reading(path: Path, remedy: str = COPY) -> Iterator[None]:
     try:
-        return path.read_bytes()
+        yield
     except FileNotFoundError:
-        raise DamagedError(f"'{path}' is missing. {COPY}") from None
-    except OSError as error:
-        raise DamagedError(f"'{path}' cannot be read ({error.strerror}). {COPY}") from None
+        raise DamagedError(f"'{path}' is missing. {remedy}") from None
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise DamagedError(f"'{path}' cannot be read ({error}). {remedy}") from None
 
 
 # --- tensors ---
@@ -159,17 +157,13 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors of a file and what `save_tensors` was told about them."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("about", "{}"))
-            if not isinstance(about, dict) or not _tensors_match(path):
-                raise altered(path)
-            about.pop(KEY, None)
-            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a dict)
-    except FileNotFoundError:
-        raise DamagedError(f"'{path}' is missing. {COPY}") from None
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        raise DamagedError(f"'{path}' cannot be read ({error}). {COPY}") from None
+    with _reading(path), safe_open(path, framework="pt") as file:
+        about = json.loads((file.metadata() or {}).get("about", "{}"))
+        if not isinstance(about, dict) or not _tensors_match(path):
+            raise altered(path)
+        about.pop(KEY, None)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    return tensors, about
 
 
 def _tensors_match(path: Path) -> bool:

@@ -11,6 +11,7 @@
     clients/NAME/        each client's own state, the two newest rounds
     models/NAME/         at the end: encoder.safetensors and card.json
     sources.json         names, sizes, times and digests of the data's files
+    skipped.csv          images that could not be read and were left out, and why; nothing reads it
     start/NAME           starting weights of an encoder that was passed from Python as a module
     history.json         if a run was continued with other settings: the earlier configs, and after which round
     faults.log           where the user's own code failed: the last frames of each error
@@ -26,8 +27,8 @@ after it do not count. Tensors are safetensors, all other files are JSON or TOML
 
 import fcntl
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ FORMAT = 4
 HISTORY = "history.json"
 FAULTS = "faults.log"
 SOURCES = "sources.json"
+SKIPPED = "skipped.csv"
 BEFORE = "server-before.safetensors"
-OTHER_SETTINGS = "Restore it from a copy. To train with other settings, start another run."
 
 
 def load_commit(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -70,9 +71,8 @@ def resume_command(path: Path, setting: str = "", value: float = 0.0) -> str:
     except RunError:  # the result is part of another message, so it must not fail
         return usual
     if facts.site == "python":
-        if setting:
-            return f"federate(..., run_dir='{path}', settings={{'{setting}': {value:g}}}, more=True)"
-        return f"federate(..., run_dir='{path}') and the same other arguments"
+        changed = f", settings={{'{setting}': {value:g}}}, more=True)" if setting else ") and the same other arguments"
+        return f"federate(..., run_dir='{path}'{changed}"
     if not facts.elsewhere:
         return usual
     on_server = f'server/run.sh of the deployment, or flwr run with run-dir="{path}"'
@@ -102,18 +102,13 @@ class RunFolder:
             raise RunError(f"'{path}' is not a run folder (it has no config.toml). Check the path.")
         written = folder.read_json("environment.json").get("format")
         if written != FORMAT:
-            raise RunError(
-                f"'{path}' has run format {written}, expected {FORMAT}. Read it with the version of hetero-ssfl that "
-                "wrote it."
-            )
+            raise RunError(f"'{path}' has run format {written}, expected {FORMAT}. Use the version that wrote it.")
         return folder
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Lock the folder: only one process at a time can train in it."""
         busy = RunError(f"another process is working in '{self.path}'. Wait for it or stop it.")
-        with locked(self.path / ".lock", busy):
-            yield
+        return locked(self.path / ".lock", busy)
 
     def is_busy(self) -> bool:
         """Tell whether a process of this machine is training in the folder. Looking does not write to it."""
@@ -138,7 +133,8 @@ class RunFolder:
 
     def read_config(self) -> Config:
         path = self.path / "config.toml"
-        return parse_config(read_text(path, OTHER_SETTINGS), origin=str(path))
+        remedy = "Restore it from a copy. To train with other settings, start another run."
+        return parse_config(read_text(path, remedy), origin=str(path))
 
     def write_config(self, config: Config) -> None:
         write_text(self.path / "config.toml", config.to_toml())
@@ -148,9 +144,18 @@ class RunFolder:
 
     def read_earlier(self) -> list[tuple[int, Config]]:
         """Return the configs before the run was continued with other settings, each with its last round."""
-        entries = self.read_json(HISTORY)["earlier"] if (self.path / HISTORY).exists() else []
-        origin = str(self.path / HISTORY)
-        return [(int(entry["after_round"]), parse_config(entry["config"], origin=origin)) for entry in entries]
+        path, entries = self.path / HISTORY, self.read_history()["earlier"]
+        return [(int(entry["after_round"]), parse_config(entry["config"], origin=str(path))) for entry in entries]
+
+    def read_history(self) -> dict[str, Any]:
+        return self.read_json(HISTORY) if (self.path / HISTORY).exists() else {"earlier": []}
+
+    def read_given(self) -> Config:
+        """Return what the config file of a deployment said when its server last read it."""
+        earlier, given = self.read_earlier(), self.read_history().get("given")
+        if given is not None:
+            return parse_config(given, origin=str(self.path / HISTORY))
+        return earlier[0][1] if earlier else self.read_config()
 
     def read_json(self, name: str) -> dict[str, Any]:
         path, remedy = self.path / name, COPY
@@ -190,20 +195,16 @@ class RunFolder:
 
     def events(self) -> list[Event]:
         """Return the events of all finished rounds."""
-        commit = self.committed()
-        return from_lines(self.log.read(commit.get("events") if commit else None).splitlines())
+        return from_lines(self.log.read((self.committed() or {}).get("events")).splitlines())
 
     def committed(self) -> dict[str, Any] | None:
         """Return what the commit point says about the last finished round; None before the first."""
-        state = self.server_state()
-        return state and state[1]
+        return (self.server_state() or (None, None))[1]
 
     def server_state(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the server's state after the last finished round, and what the commit point says about it."""
-        for path in (self.path / "server.safetensors", self.path / BEFORE):
-            if path.exists():
-                return load_commit(path)
-        return None
+        saved = [path for path in (self.path / "server.safetensors", self.path / BEFORE) if path.exists()]
+        return load_commit(saved[0]) if saved else None
 
     # --- clients ---
 

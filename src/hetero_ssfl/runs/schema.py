@@ -7,7 +7,7 @@ Entries that are not listed here are passed on unchecked.
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from ..errors import DamagedError
 
@@ -48,14 +48,6 @@ class Facts(_File):
     def elsewhere(self) -> bool:
         """Whether the participants are on other machines, and so are their models."""
         return self.site == "nodes" and not self.nodes
-
-
-class History(_File):
-    earlier: list[dict[str, str | int]]
-
-
-class Sources(_File):
-    data: dict[str, Any]
 
 
 class Model(_File):
@@ -116,10 +108,6 @@ class StudySection(_File):
     folded: dict[str, list[str]] = {}
 
 
-class Study(_File):
-    section: StudySection | None = None
-
-
 class Mark(_File):
     bytes: int = Field(ge=0)
     sha256: str
@@ -137,21 +125,24 @@ class Commit(_File):
 
 
 KINDS: dict[str, type[_File]] = {
-    "server.safetensors": Commit,
-    "server-before.safetensors": Commit,
+    **dict.fromkeys(("server.safetensors", "server-before.safetensors"), Commit),
     "environment.json": Environment,
     "facts.json": Facts,
     "results.json": Results,
-    "history.json": History,
-    "sources.json": Sources,
+    "history.json": create_model(
+        "History", __base__=_File, earlier=(list[dict[str, str | int]], ...), given=(str | None, None)
+    ),
+    "sources.json": create_model("Sources", __base__=_File, data=(dict[str, Any], ...)),
     "status.json": Status,
 }
+STUDY = create_model("Study", __base__=_File, section=(StudySection | None, None))
+"""Any other file: a study of the run, which may add a section to its report."""
 
 
 def check_content(content: dict[str, Any], path: Path, remedy: str) -> None:
     """Raise DamagedError with the first entry that is not as expected."""
     try:
-        KINDS.get(path.name, Study).model_validate(content)
+        KINDS.get(path.name, STUDY).model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         place, value = ".".join(map(str, first["loc"])), str(first["input"])[:40]

@@ -1,8 +1,8 @@
 """The states of one participant in a run folder: its networks, or its contributions on the server."""
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,8 @@ class StateFolder:
 
     def forget_after(self, round_number: int) -> None:
         """Delete the files of unfinished rounds after a crash."""
-        for later in self._saved():
-            if later > round_number:
-                self.file(later).unlink(missing_ok=True)
+        for later in (number for number in self._saved() if number > round_number):
+            self.file(later).unlink(missing_ok=True)
 
     def newest(self, limit: int) -> int:
         """Return the newest saved round up to `limit`; 0 for an untrained client."""
@@ -54,22 +53,18 @@ class StateFolder:
     def load(self, round_number: int) -> dict[str, Tensor]:
         tensors, about = load_state(self.file(round_number))
         if about != self._about(round_number):
-            raise LostStateError(
-                f"'{self.file(round_number)}' holds the state of {about.get('name')} after round {about.get('round')}. "
-                f"{COPY}"
-            )
+            found = f"the state of {about.get('name')} after round {about.get('round')}"
+            raise LostStateError(f"'{self.file(round_number)}' holds {found}. {COPY}")
         return tensors
 
     def _about(self, round_number: int) -> dict[str, Any]:
         """Return what a file says about itself, so that a file in another's place is noticed."""
         return {"name": self.path.name, "round": round_number}
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Allow one training at a time: after a timeout, the server may ask again while the old training still runs."""
         busy = ProtocolError(f"'{self.path.name}' is still busy with an earlier message. Ask again next round.")
-        with locked(self.path / ".lock", busy):
-            yield
+        return locked(self.path / ".lock", busy)
 
     def _saved(self) -> list[int]:
         files = (file for file in self.path.glob("round-*") if STATE_FILE.fullmatch(file.name))

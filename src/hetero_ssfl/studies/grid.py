@@ -5,10 +5,10 @@ The demo, sweeps, the paper's tables and the scripts in experiments/ say which r
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
+from typing import NamedTuple
 
 from rich.progress import track
 
@@ -21,10 +21,8 @@ from ..runs.events import Listener
 from ..terminal import Console
 
 
-@dataclass(frozen=True)
-class Row:
-    name: str
-    """What a user reads beside the progress of the run."""
+class Row(NamedTuple):
+    name: str  # what a user reads beside the progress of the run
     config: Config
     folder: Path
 

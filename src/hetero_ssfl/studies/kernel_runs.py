@@ -23,17 +23,6 @@ def kernel_method(folder: RunFolder, what: str) -> HeteroSSFL:
     return method
 
 
-def kernel_term_method(folder: RunFolder, what: str) -> HeteroSSFL:
-    """Return the method of a run whose alignment term compares kernels, or raise RunError."""
-    method = kernel_method(folder, what)
-    if method.sends == "coordinates":
-        raise RunError(
-            f"{what} is about a term that compares kernels, but '{folder.path}' was trained with alignment.distance = "
-            "'coordinates'. Choose a run with distance = 'cka' or 'relational-kl'."
-        )
-    return method
-
-
 def saved_state(folder: RunFolder) -> ServerState | None:
     """Return the state after the last finished round; None before round 1."""
     saved = folder.server_state()

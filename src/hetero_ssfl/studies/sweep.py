@@ -1,24 +1,22 @@
 """Run one config over a grid of settings and seeds: `--over alignment.mu=0,0.5,4 --over rad.size=100,500`."""
 
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from ..config import load_config
 from ..errors import ConfigError
 from ..report import plots
-from ..report.tables import Result, floor_rows
+from ..report.tables import Result, floor_rows, range_of, table_of
 from ..runs.folder import RunFolder
 from ..terminal import Console
 from .grid import Row, mean_and_deviation, run_rows
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     key: str
     values: tuple[str, ...]
 
@@ -36,10 +34,8 @@ def run_sweep(
 ) -> list[dict[str, Any]]:
     """Run or resume every point of the grid. Return one entry per point."""
     points: list[tuple[dict[str, str], list[Row]]] = []
-    for values in product(*(axis.values for axis in axes)):
-        point = dict(zip([axis.key for axis in axes], values, strict=True))
-        changes = [f"{key}={value}" for key, value in point.items()]
-        rows = []
+    for point in _points(axes):
+        changes, rows = [f"{key}={value}" for key, value in point.items()], []
         for seed in range(seeds):
             folder = root / "-".join([*changes, f"seed{seed}"]).replace("/", "_")
             loaded = load_config(config, [*overrides, *changes, f"seed={seed}"])
@@ -47,6 +43,10 @@ def run_sweep(
         points.append((point, rows))
     run_rows([row for _, rows in points for row in rows], console, quiet)
     return [_over_seeds(point, [Result.read(RunFolder(row.folder)) for row in rows]) for point, rows in points]
+
+
+def _points(axes: list[Axis]) -> list[dict[str, str]]:
+    return [dict(zip([a.key for a in axes], values, strict=True)) for values in product(*(a.values for a in axes))]
 
 
 def _over_seeds(point: dict[str, str], results: list[Result]) -> dict[str, Any]:
@@ -63,31 +63,22 @@ def _over_seeds(point: dict[str, str], results: list[Result]) -> dict[str, Any]:
 
 
 def sweep_table(axes: list[Axis], entries: list[dict[str, Any]]) -> Table:
-    table = Table(title=f"test accuracy (%), mean over clients, over {entries[0]['seeds']} seeds")
     metrics = sorted(entries[0]["mean"])
-    for heading in (*(axis.key for axis in axes), *(metric.replace("_", ", ") for metric in metrics)):
-        table.add_column(heading, justify="right")
-    for floor in dict.fromkeys(name for entry in entries for floors in entry["floors"].values() for name in floors):
+    head = [*(axis.key for axis in axes), *(metric.replace("_", ", ") for metric in metrics)]
+    floors = []
+    for floor in dict.fromkeys(name for entry in entries for known in entry["floors"].values() for name in known):
         values = ([e["floors"][m][floor] for e in entries if floor in e["floors"][m]] for m in metrics)
-        table.add_row(floor, *[""] * (len(axes) - 1), *(_range(known) for known in values))
-    table.add_section()
-    for entry in entries:
-        table.add_row(*entry["point"].values(), *(mean_and_deviation(entry["per_seed"][m]) for m in metrics))
-    return table
-
-
-def _range(values: list[float]) -> str:
-    """Return one number, or the smallest and the largest: the data and the widths of a grid may differ."""
-    low, high = (f"{value:.1f}" for value in (min(values), max(values))) if values else ("-", "-")
-    return low if low == high else f"{low} to {high}"
+        floors.append([floor, *[""] * (len(axes) - 1), *map(range_of, values)])
+    rows = [[*e["point"].values(), *(mean_and_deviation(e["per_seed"][m]) for m in metrics)] for e in entries]
+    title = f"test accuracy (%), mean over clients, over {entries[0]['seeds']} seeds"
+    return table_of(title, head, floors, rows, texts=0)
 
 
 def draw_sweep(axes: list[Axis], entries: list[dict[str, Any]], metric: str, path: Path) -> None:
     """Plot the sweep: the first axis along x, the other axes as lines, and a dot for each seed."""
     figure, canvas = plots.subplots(figsize=(6, 4))
     first, *others = axes
-    for values in product(*(axis.values for axis in others)):
-        fixed = dict(zip([a.key for a in others], values, strict=True))
+    for fixed in _points(others):
         line = [e for e in entries if fixed.items() <= e["point"].items() and metric in e["mean"]]
         places = [first.values.index(entry["point"][first.key]) for entry in line]
         label = ", ".join(f"{k}={v}" for k, v in fixed.items()) or None
@@ -101,5 +92,4 @@ def draw_sweep(axes: list[Axis], entries: list[dict[str, Any]], metric: str, pat
     canvas.set(xlabel=first.key, ylabel=f"test accuracy (%), {metric.replace('_', ', ')}")
     if others:
         canvas.legend(frameon=False)
-    canvas.spines[["top", "right"]].set_visible(False)
     plots.save(figure, path)

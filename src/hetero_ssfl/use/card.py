@@ -18,6 +18,11 @@ from ..terminal import printable
 from .models import ModelFolder
 
 SPENT = ("epsilon", "delta", "clip", "releases")
+TITLES = {
+    "safetensors": "safetensors, with the encoder's own class",
+    "torch-export": "torch.export, with torch alone",
+    "onnx": "ONNX, with onnxruntime",
+}
 
 
 def model_card(model: ModelFolder, encoder: str | None, files: Mapping[str, str]) -> str:
@@ -26,31 +31,35 @@ def model_card(model: ModelFolder, encoder: str | None, files: Mapping[str, str]
     if model.takes_images:
         kind = {1: "grey images", 3: "colour images"}.get(shape[0], f"images of {shape[0]} channels,")
         takes = f"{kind} of {shape[-1]} x {shape[-1]} pixels"
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"), trim_blocks=True, keep_trailing_newline=True
-    )
+    results: dict[str, Any] = model.run.read_json("results.json") if model.run else {}
+    own = [results.get(part, {}).get(model.client, {}) for part in ("clients", "untrained")]
+    columns = [*own, results.get("mean", {})]  # without a run or labels there is nothing in them
+    templates = FileSystemLoader(Path(__file__).parent / "templates")
+    environment = Environment(loader=templates, trim_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"line": _line, "text": _text}
     return environment.get_template("card.md").render(
         model=model,
         task="image-feature-extraction" if model.takes_images else "feature-extraction",
         shape=shape,
         takes=takes,
-        training=_training(model),
-        scores=_scores(model),
-        loading=[_loading(kind, name, model, encoder) for kind, name in files.items()],
+        training=_training(model, results),
+        scores={name: [number(column.get(name)) for column in columns] for name in sorted(columns[0])},
+        files=files,
+        titles=TITLES,
+        building=_building(model, encoder) if "safetensors" in files else [],
     )
 
 
-def _training(model: ModelFolder) -> dict[str, Any]:
+def _training(model: ModelFolder, results: Mapping[str, Any]) -> dict[str, Any]:
     card = model.card
     facts = {"method": card.get("method"), "rounds": card.get("round"), "seed": card.get("seed")}
     if model.run is not None:
-        config, results = model.run.read_config(), model.run.read_json("results.json")
+        config = model.run.read_config()
         events = [e for e in model.run.events() if isinstance(e, ClientTrained) and e.client == model.client]
         examples = [e.examples for e in events if e.examples is not None]
         facts |= {
             "self-supervised loss": config.ssl.kind,
-            "local epochs per round": config.local_epochs,
+            "local epochs per round": config.local_epochs or f"about {config.local_steps} steps",
             "participants": len(results["clients"]) + len(results.get("absent", [])),
             "examples of this participant": f"{examples[-1]:,}" if examples else None,
             "examples of the shared set (RAD)": f"{config.rad.size:,}",
@@ -76,14 +85,6 @@ def _privacy(spent: object) -> str | None:
     )
 
 
-def _scores(model: ModelFolder) -> dict[str, list[str]]:
-    """Return probe accuracies of this encoder, untrained, and of all participants; empty without run or labels."""
-    results: dict[str, Any] = model.run.read_json("results.json") if model.run else {}
-    scores = results.get("clients", {}).get(model.client, {})
-    untrained, mean = results.get("untrained", {}).get(model.client, {}), results.get("mean", {})
-    return {name: [number(column.get(name)) for column in (scores, untrained, mean)] for name in sorted(scores)}
-
-
 def _text(value: object) -> str:
     """Return a value that others may have written as one line without Markdown or HTML."""
     return re.sub(r"[|`<>\[\]]", lambda found: f"&#{ord(found[0])};", _line(value))
@@ -91,29 +92,6 @@ def _text(value: object) -> str:
 
 def _line(value: object) -> str:
     return printable(" ".join(str(value).split()))
-
-
-def _loading(kind: str, file: str, model: ModelFolder, encoder: str | None) -> tuple[str, bool, list[str]]:
-    """Return a title, whether the file includes the normalisation, and lines of code."""
-    normalised = "mean" in model.card["input"]
-    if kind == "onnx":
-        code = [
-            "import onnxruntime",
-            f'session = onnxruntime.InferenceSession("{file}")',
-            'features = session.run(None, {"images": images})[0]  # images: a numpy array',
-        ]
-        return "ONNX, with onnxruntime", normalised, code
-    if kind == "torch-export":
-        code = ["import torch", f'encoder = torch.export.load("{file}").module()', "features = encoder(images)"]
-        return "torch.export, with torch alone", normalised, code
-    mean, std = model.normalisation
-    code = [
-        "from safetensors.torch import load_file",
-        *_building(model, encoder),
-        f'encoder.load_state_dict(load_file("{file}"))',
-        f"features = encoder.eval()((images - {mean}) / {std})",
-    ]
-    return "safetensors, with the encoder's own class", False, code
 
 
 def _building(model: ModelFolder, encoder: str | None) -> list[str]:
@@ -124,22 +102,19 @@ def _building(model: ModelFolder, encoder: str | None) -> list[str]:
     if source == GIVEN:
         return [f"encoder = ...  # {_line(attribute)}, as it was passed to federate()"]
     if source == "timm":
-        given = {"num_classes": 0, "in_chans": channels, **options}
-        return ["import timm", f"encoder = timm.create_model({attribute!r}, {_arguments(given)})"]
+        options = {"num_classes": 0, "in_chans": channels, **options}
+        return ["import timm", f"encoder = timm.create_model({attribute!r}, {_arguments(options)})"]
     if not colon or source == "torchvision":
-        return [
-            "from hetero_ssfl import build_encoder",
-            f"encoder, width = build_encoder({spec!r}, {channels}, {side})",
-        ]
+        build = f"encoder, width = build_encoder({spec!r}, {channels}, {side})"
+        return ["from hetero_ssfl import build_encoder", build]
     if not re.fullmatch(r"[\w.]+:[\w.]+", name):
         return ["encoder = ...  # the encoder named above"]
-    given = {"in_channels": channels, "side": side}
     accepted: set[str] = set()
     if encoder or is_trusted(spec):
         with suppress(ConfigError, ValueError, TypeError):  # exporting safetensors does not need the class
             accepted = set(inspect.signature(find(name, "encoder")).parameters)
-    arguments = {**{key: value for key, value in given.items() if key in accepted}, **options}
-    return [f"from {source} import {attribute}", f"encoder = {attribute}({_arguments(arguments)})"]
+    usual = {key: value for key, value in {"in_channels": channels, "side": side}.items() if key in accepted}
+    return [f"from {source} import {attribute}", f"encoder = {attribute}({_arguments({**usual, **options})})"]
 
 
 def _arguments(options: Mapping[str, Any]) -> str:

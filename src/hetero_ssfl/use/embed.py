@@ -8,13 +8,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from rich.progress import track
 from torch import Tensor, nn
 
 from ..config import DataConfig
 from ..data import Data, float_images_remedy, is_pixels, read_given
-from ..data.streams import SourceImage, each_image
+from ..data.images import SourceImage, each_image
 from ..errors import ConfigError, DataError
 from ..learning.features import extract_features
 from ..runs.files import write_atomically
@@ -43,12 +44,10 @@ def check_output(path: Path) -> None:
 
 def open_images(model: ModelFolder, source: str, on_bad_image: OnBad = "error") -> tuple[int, Iterator[SourceImage]]:
     """Return the number of images in a source, and an iterator over them in the model's input shape."""
-    if not model.takes_files:
-        raise ConfigError(
-            f"{model.client}'s encoder takes inputs of shape {model.shape}, not square images of 1 or 3 channels, "
-            "which files hold. Use it from Python, with arrays."
-        )
-    takes = {"channels": model.shape[0], "side": model.shape[-1]}
+    if not (model.takes_images and model.shape[0] in (1, 3)):
+        what = f"{model.client}'s encoder takes inputs of shape {model.shape}, not square images of 1 or 3 channels"
+        raise ConfigError(f"{what}. Use it from Python, with arrays.")
+    takes = {"channels": model.shape[0], "side": model.shape[-1], "bit_depth": model.card["input"].get("bit_depth")}
     return each_image(DataConfig.model_validate({"source": source, "on_bad_image": on_bad_image, **takes}))
 
 
@@ -58,7 +57,8 @@ def embed(encoders: Sequence[nn.Module], images: Iterable[SourceImage], count: i
     rows: list[int] = []
     paths: list[str | None] = []
     parts: list[list[Tensor]] = [[] for _ in encoders]
-    for batch in _batches(shown):
+    remaining = iter(shown)
+    while batch := list(islice(remaining, BATCH)):
         rows += [image.row for image in batch]
         paths += [image.path for image in batch]
         pixels = torch.stack([image.pixels for image in batch])
@@ -69,61 +69,47 @@ def embed(encoders: Sequence[nn.Module], images: Iterable[SourceImage], count: i
     return Embedded(rows, paths, [torch.cat(features) for features in parts])
 
 
-def embed_data(encoders: Mapping[str, nn.Module], data: Data, rad: Tensor, config: DataConfig) -> dict[str, Tensor]:
-    """Return the features of data of any kind, which are brought to the shape of the run's RAD, with each encoder."""
-    images = {"channels": rad.shape[1], "side": rad.shape[-1]} if is_pixels(rad.dtype) else {}
-    config = config.model_copy(update={"image_column": None, "label_column": None, **images})
+def embed_data(encoders: Mapping[str, nn.Module], data: Data, rad: Tensor, config: DataConfig) -> Embedded:
+    """Compute the features of data of any kind, which are brought to the shape of the run's RAD, with each encoder."""
+    config = as_in_run(config, rad)
     if isinstance(data, (str, Path)):
         if rad.shape[1] not in (1, 3):
-            raise DataError(
-                f"'{data}' holds images of 1 or 3 channels, but the run's have {rad.shape[1]}. Pass an array instead."
-            )
+            raise DataError(f"the run's images have {rad.shape[1]} channels, those of '{data}' 1 or 3. Pass an array.")
         total, pictures = each_image(config.model_copy(update={"source": str(data)}))
-        embedded = embed(list(encoders.values()), pictures, total, Console(stderr=True))
-        return dict(zip(encoders, embedded.features, strict=True))
+        return embed(list(encoders.values()), pictures, total, Console(stderr=True))
     samples = read_given(data, None, config, "the new data").pixels
     check_alike(samples, rad)
-    return {name: extract_features(encoder, samples) for name, encoder in encoders.items()}
+    features = [extract_features(encoder, samples) for encoder in encoders.values()]
+    return Embedded(list(range(len(samples))), [None] * len(samples), features)
+
+
+def as_in_run(config: DataConfig, rad: Tensor) -> DataConfig:
+    """Return settings to read all of other data, with images in the shape of the run's RAD."""
+    images = {"channels": rad.shape[1], "side": rad.shape[-1]} if is_pixels(rad.dtype) else {}
+    return config.model_copy(update={"image_column": None, "label_column": None, "limit": None, **images})
 
 
 def check_alike(samples: Tensor, rad: Tensor) -> None:
     """Raise DataError unless new data are of the kind and shape of the run's own. Images may have 8 or 16 bits."""
     if samples.shape[1:] != rad.shape[1:]:
-        raise DataError(
-            f"the new data have samples of shape {tuple(samples.shape[1:])}, expected {tuple(rad.shape[1:])} as in the "
-            "run. Convert them."
-        )
+        shape, expected = tuple(samples.shape[1:]), tuple(rad.shape[1:])
+        raise DataError(f"the new data have samples of shape {shape}, expected {expected} as in the run. Convert them.")
     if is_pixels(samples.dtype) != is_pixels(rad.dtype):
         remedy = float_images_remedy(samples) or "Convert them."
         raise DataError(f"the new data are {samples.dtype}, but the run's are {rad.dtype}. {remedy}")
 
 
-def _batches(images: Iterable[SourceImage]) -> Iterator[list[SourceImage]]:
-    images = iter(images)
-    while batch := list(islice(images, BATCH)):
-        yield batch
-
-
 def save_features(path: Path, embedded: Embedded, model: ModelFolder) -> None:
     """Save Parquet with columns row, path (null in tables) and feature (a list), or NumPy with only the features."""
-    values = embedded.features[0].numpy()
+    values, buffer = embedded.features[0].numpy(), io.BytesIO()
     if path.suffix == ".npy":
-        import numpy as np
-
-        buffer = io.BytesIO()
         np.save(buffer, values, allow_pickle=False)
-        write_atomically(path, buffer.getvalue())
-        return
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    else:
+        import pyarrow as pa
+        from pyarrow.parquet import write_table
 
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-    columns = {
-        "row": pa.array(embedded.rows, pa.int64()),
-        "path": pa.array(embedded.paths, pa.string()),
-        "feature": vectors,
-    }
-    table = pa.table(columns).replace_schema_metadata({"hetero_ssfl": json.dumps(model.card)})
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    write_atomically(path, sink.getvalue().to_pybytes())
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+        rows, paths = pa.array(embedded.rows, pa.int64()), pa.array(embedded.paths, pa.string())
+        table = pa.table({"row": rows, "path": paths, "feature": vectors})
+        write_table(table.replace_schema_metadata({"hetero_ssfl": json.dumps(model.card)}), buffer)
+    write_atomically(path, buffer.getvalue())

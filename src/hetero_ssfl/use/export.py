@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, RunError
-from ..plugins import load_module
+from ..plugins import install_command, load_module
 from ..runs.files import seal_json, write_atomically
 from .card import model_card
 from .models import ModelFolder
@@ -48,11 +48,8 @@ def export(model: ModelFolder, to: str, out: Path, encoder: str | None = None) -
     else:
         content = convert(model, model.load(encoder), to)
     in_folder = card.name == "README.md"
-    files = {
-        kind: file.with_suffix(suffix).name
-        for kind, suffix in SUFFIXES.items()
-        if kind == to or (in_folder and file.with_suffix(suffix).exists())
-    }
+    others = {kind: file.with_suffix(suffix) for kind, suffix in SUFFIXES.items()}
+    files = {kind: path.name for kind, path in others.items() if kind == to or (in_folder and path.exists())}
     contents = {file: content, card: model_card(model, encoder, files).encode() + _mark(model)}
     if in_folder:
         contents[card.with_name("card.json")] = seal_json(model.card)
@@ -62,56 +59,37 @@ def export(model: ModelFolder, to: str, out: Path, encoder: str | None = None) -
 
 def _write_all(contents: Mapping[Path, bytes]) -> None:
     """Write all files. If one cannot be written, remove what this call has created."""
-    new = [path for path in contents if not path.exists()]
-    folders = [path for path in {file.parent for file in contents} if not path.exists()]
+    places = [*contents, *{file.parent for file in contents}]
+    new = [path for path in places if not path.exists()]
     try:
         for path, content in contents.items():
             write_atomically(path, content)
     except BaseException:
         for path in new:
             with suppress(OSError):  # the error that stopped the writing is the one to show
-                path.unlink()
-        for folder in folders:
-            with suppress(OSError):
-                folder.rmdir()
+                path.rmdir() if path.is_dir() else path.unlink()
         raise
 
 
 def check_format(to: str) -> None:
-    if to == "torchscript":
-        raise ConfigError(
-            "PyTorch has deprecated TorchScript, and its tracer refuses transformers. "
-            "Use --to torch-export: a .pt2 file also loads without this package."
-        )
     if to not in SUFFIXES:
         raise ConfigError(f"unknown format '{to}', expected one of {', '.join(SUFFIXES)}.")
 
 
 def _places(model: ModelFolder, to: str, out: Path) -> tuple[Path, Path]:
     """Return the paths of the model and its card. Only exports of the same model are overwritten."""
-    if out.suffix == SUFFIXES[to]:
-        card = out.with_name(f"{out.name}.md")
-        if out.exists() and not card.exists():
-            raise RunError(f"'{out}' exists without a model card next to it. Remove it, or choose another output.")
-        return out, _of_this_model(card, model)
+    suffix = SUFFIXES[to]
     if out.suffix in SUFFIXES.values():
-        raise ConfigError(
-            f"--to {to} writes {SUFFIXES[to]} files, but '{out}' ends in {out.suffix}. Change --to or --output."
-        )
-    if out.is_dir() and any(out.iterdir()):
-        there = ModelFolder.read(out).card if (out / "card.json").exists() else None
-        if there != model.card:
-            what = "other files" if there is None else f"another model ({there['client']}, round {there.get('round')})"
-            raise RunError(f"'{out}' contains {what}. Choose another folder for the output.")
-    return out / f"encoder{SUFFIXES[to]}", _of_this_model(out / "README.md", model)
-
-
-def _of_this_model(card: Path, model: ModelFolder) -> Path:
-    if card.exists() and _mark(model) not in _read(card):
-        raise RunError(
-            f"'{card}' is not the card of this model of {model.client}. Remove it, or choose another output."
-        )
-    return card
+        file, card, occupied = out, out.with_name(f"{out.name}.md"), out.exists()
+        if out.suffix != suffix:
+            raise ConfigError(f"--to {to} writes {suffix} files, but '{out}' ends in {out.suffix}. Change one of them.")
+    else:
+        file, card, occupied = out / f"encoder{suffix}", out / "README.md", out.is_dir() and any(out.iterdir())
+    if card.exists():
+        occupied = _mark(model) not in _read(card)
+    if occupied:
+        raise RunError(f"'{out}' exists and is not an export of this model of {model.client}. Choose another output.")
+    return file, card
 
 
 def _mark(model: ModelFolder) -> bytes:
@@ -131,16 +109,15 @@ def convert(model: ModelFolder, encoder: nn.Module, to: str) -> bytes:
     module = Normalised(encoder, *model.normalisation).eval()
     if to == "onnx":
         for name in ("onnx", "onnxscript", "onnxruntime"):
-            load_module(name, "Install it: pip install 'hetero-ssfl[onnx]'")
+            load_module(name, f"Install it: {install_command('onnx')}")
     make, run = (_onnx, _run_onnx) if to == "onnx" else (_torch_export, _run_torch_export)
     try:
         with _without_noise(), torch.no_grad():
             content = make(module, torch.rand(3, *model.shape), json.dumps(model.card))
     except Exception as error:  # a user's module may contain anything, and each exporter has its own exceptions
-        raise ConfigError(
-            f"encoder '{model.card['encoder']}' cannot be exported to {to}: {_line(error)}. "
-            "Its forward may depend on values or on the number of images; --to safetensors always works."
-        ) from None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(" .")[:200]
+        what = f"encoder '{model.card['encoder']}' cannot be exported to {to}: {reason}"
+        raise ConfigError(f"{what}. Its forward may depend on values; --to safetensors always works.") from None
     _compare(module, run(content), model.shape, to)
     return content
 
@@ -151,15 +128,12 @@ def _compare(module: nn.Module, run: Run, shape: tuple[int, ...], to: str) -> No
         images = torch.rand(count, *shape, generator=torch.Generator().manual_seed(count))
         with torch.no_grad():
             expected, features = module(images), run(images)
-        scale = max(1.0, float(expected.abs().max()))
-        difference = (
-            float((expected - features).abs().max()) / scale if features.shape == expected.shape else float("inf")
-        )
+        difference = float("inf")
+        if features.shape == expected.shape:
+            difference = float((expected - features).abs().max()) / max(1.0, float(expected.abs().max()))
         if not difference <= TOLERANCE:
-            raise RunError(
-                f"the features of the {to} file differ from the encoder's by {difference:.1e}, expected at most "
-                f"{TOLERANCE:g}, so it was not written. Use another format, and please report the encoder as a bug."
-            )
+            what = f"features of the {to} file differ from the encoder's by {difference:.1e}, expected {TOLERANCE:g}"
+            raise RunError(f"{what} at most, so it was not written. Use another format.")
 
 
 def _torch_export(module: nn.Module, example: Tensor, card: str) -> bytes:
@@ -176,15 +150,9 @@ def _run_torch_export(content: bytes) -> Run:
 def _onnx(module: nn.Module, example: Tensor, card: str) -> bytes:
     import onnx
 
-    program = torch.onnx.export(
-        module,
-        (example,),
-        dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        input_names=["images"],
-        output_names=["features"],
-        verbose=False,
-    )
+    names = {"input_names": ["images"], "output_names": ["features"]}
+    shapes = ({0: torch.export.Dim("batch")},)
+    program = torch.onnx.export(module, (example,), dynamo=True, dynamic_shapes=shapes, verbose=False, **names)
     assert program is not None
     proto = program.model_proto
     onnx.helper.set_model_props(proto, {"hetero_ssfl": card})
@@ -204,13 +172,8 @@ def _without_noise() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
+        quiet = warnings.catch_warnings(action="ignore")
+        with quiet, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             yield
     finally:
         logging.disable(before)
-
-
-def _line(error: Exception) -> str:
-    said = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return said[0].rstrip(".")[:200] if said else type(error).__name__

@@ -1,17 +1,20 @@
 """Find and load trained encoders on disk: those of a run folder, or the model of a single node."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import ConfigError, RunError
 from ..learning.encoders import build_encoder
 from ..plugins import GIVEN, check_trusted
 from ..runs.files import load_tensors, read_json
 from ..runs.folder import RunFolder, client_name
+
+NAME_IT = "--encoder package.module:callable"
 
 
 @dataclass(frozen=True)
@@ -25,17 +28,11 @@ class ModelFolder:
     @classmethod
     def read(cls, path: Path, run: RunFolder | None = None) -> "ModelFolder":
         model = cls(path, read_json(path / "card.json", "Restore it from a copy."), run)
-        try:
-            known = isinstance(model.card["client"], str) and isinstance(model.card["encoder"], str)
-            known &= bool(model.shape) and all(isinstance(size, int) and size > 0 for size in model.shape)
-        except (KeyError, TypeError):
-            known = False
-        if not known:
-            raise RunError(
-                f"'{path / 'card.json'}' does not describe the encoder and its input. "
-                "Restore it from a copy, or run again with this version of hetero-ssfl."
-            )
-        return model
+        with suppress(KeyError, TypeError):
+            names = isinstance(model.card["client"], str) and isinstance(model.card["encoder"], str)
+            if names and model.shape and all(isinstance(size, int) and size > 0 for size in model.shape):
+                return model
+        raise RunError(f"'{path / 'card.json'}' does not describe an encoder and its input. Restore it from a copy.")
 
     @property
     def client(self) -> str:
@@ -53,21 +50,13 @@ class ModelFolder:
         return "channels" in self.card["input"] and len(self.shape) == 3 and self.shape[1] == self.shape[2]
 
     @property
-    def takes_files(self) -> bool:
-        """Whether the input is square images of 1 or 3 channels, to which any image file can be converted."""
-        return self.takes_images and self.shape[0] in (1, 3)
-
-    @property
     def normalisation(self) -> tuple[float, float]:
         """Mean and standard deviation for pixel values from 0 to 1; (0, 1) for other data, which is not normalised."""
         given = self.card["input"]
         return given.get("mean", 0.0), given.get("std", 1.0)
 
     def load(self, encoder: str | None = None) -> nn.Module:
-        """Return the trained encoder in evaluation mode.
-
-        `encoder` describes how to build it if the card does not, or if the card's code is not trusted.
-        """
+        """Return the trained encoder in evaluation mode; built by `encoder` if the card's own code cannot be used."""
         spec = encoder or self.card["encoder"]
         with torch.random.fork_rng(devices=[]):  # keep the random state: the initial weights are replaced
             try:
@@ -77,37 +66,17 @@ class ModelFolder:
             except ConfigError as error:
                 if encoder:
                     raise
-                reason = f"{error} Or name"
-                if spec.startswith(f"{GIVEN}:"):
-                    name = spec.partition(":")[2]
-                    reason = f"{self.client}'s encoder was passed as an object, '{name}', not by a name. Name"
-                raise ConfigError(f"{reason} the callable that builds it: --encoder package.module:callable.") from None
-        self.fill(module, spec)
+                source, _, name = spec.partition(":")
+                passed = f"{self.client}'s encoder was passed as an object, '{name}', not by a name."
+                reason = passed if source == GIVEN else str(error)
+                raise ConfigError(f"{reason} Name the code that builds it: {NAME_IT}.") from None
+        try:
+            module.load_state_dict(load_tensors(self.path / "encoder.safetensors")[0])
+        except RuntimeError as error:
+            first = " ".join(str(error).splitlines()[1].split())
+            what = f"the weights of {self.client} do not fit encoder '{spec}': {first}"
+            raise ConfigError(f"{what} Name the code that built it: {NAME_IT}.") from None
         return module.eval()
-
-    def fill(self, module: nn.Module, spec: str) -> None:
-        """Load the trained weights into an encoder of the same architecture."""
-        weights = load_tensors(self.path / "encoder.safetensors")[0]
-        wrong = _first_difference(module.state_dict(), weights)
-        if wrong:
-            raise ConfigError(
-                f"the weights of {self.client} do not fit encoder '{spec}': {wrong}. "
-                "Name the callable that builds the trained encoder: --encoder package.module:callable."
-            )
-        module.load_state_dict(weights)
-
-
-def _first_difference(expected: dict[str, Tensor], saved: dict[str, Tensor]) -> str:
-    for name in sorted(expected.keys() | saved.keys()):
-        if name not in saved:
-            return f"the file does not have '{name}'"
-        if name not in expected:
-            return f"the file has '{name}', but the encoder does not"
-        if expected[name].shape != saved[name].shape:
-            return (
-                f"'{name}' is {tuple(expected[name].shape)} in the encoder and {tuple(saved[name].shape)} in the file"
-            )
-    return ""
 
 
 def find_model(path: Path, client: str | None) -> ModelFolder:
@@ -118,54 +87,38 @@ def find_model(path: Path, client: str | None) -> ModelFolder:
 
 
 def find_models(path: Path, client: str | None) -> list[ModelFolder]:
-    """Return the model of one client, by name or number, or of each client for `all`.
-
-    `path` is a run folder or the folder of one model.
-    """
+    """Return the model of one client, by name or number, or of each client for `all`, in a run or model folder."""
     if (path / "card.json").is_file() and not (path / "config.toml").exists():
         model = ModelFolder.read(path)
         if client not in (None, "all", model.client):
             raise ConfigError(f"'{path}' is the model of {model.client}, not of '{client}'. Leave --client out.")
         return [model]
     if not (path / "config.toml").is_file():
-        raise RunError(
-            f"'{path}' is neither a run folder (it has no config.toml) nor a model folder (it has no card.json). "
-            "Check the path."
-        )
+        raise RunError(f"'{path}' is neither a run folder (with config.toml) nor a model folder (with card.json).")
     run = RunFolder.open(path)
     run.read_json("results.json")  # models are written at the end; the error says how to finish the run
-    folders = _model_folders(run)
+    facts = run.read_facts()
+    if facts.elsewhere:
+        place = f"federations/{facts.federation}/model in its home"
+        raise RunError(f"'{path}' contains no models: each participant keeps its own, in {place}. Use it there.")
+    from ..federation.participants import open_site  # Flower is needed only here
+
+    folders = {own.name: own.model for own in open_site(run).clients(run)}
     if client == "all":
         return [ModelFolder.read(folder, run) for folder in folders.values()]
     if client is None and len(folders) > 1:
         raise ConfigError(f"'{path}' has several clients: {_names(folders)}. Choose one with --client.")
-    return [ModelFolder.read(folders[_resolve(client, folders)], run)]
+    return [ModelFolder.read(folders[_resolve(client or next(iter(folders)), folders)], run)]
 
 
-def _model_folders(run: RunFolder) -> dict[str, Path]:
-    """Return the folder of each client's model, by name."""
-    from ..federation.participants import open_site
-
-    if run.read_facts().elsewhere:
-        raise RunError(
-            f"'{run.path}' contains no models: the participants keep them on their own machines. There, use the folder "
-            f"federations/{run.read_json('facts.json').get('federation', 'ID')}/model in the node's home instead."
-        )
-    return {client.name: client.model for client in open_site(run).clients(run)}
-
-
-def _resolve(client: str | None, folders: dict[str, Path]) -> str:
-    names = list(folders)
-    if client is None:
-        return names[0]
+def _resolve(client: str, folders: dict[str, Path]) -> str:
     if client in folders:
         return client
     if client.isdecimal():
-        numbered = client_name(int(client))
-        if numbered in folders:
-            return numbered
-        if int(client) < len(names) and "client-000" not in folders:
-            return names[int(client)]
+        if client_name(int(client)) in folders:
+            return client_name(int(client))
+        if int(client) < len(folders) and "client-000" not in folders:
+            return list(folders)[int(client)]
     raise ConfigError(f"there is no client '{client}', expected one of {_names(folders)}, or its number.")
 
 

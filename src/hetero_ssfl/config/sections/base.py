@@ -1,12 +1,14 @@
 """What all sections share. The text below a setting is its description in `hetero-ssfl list settings`."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import core_schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Layer = Literal["encoder", "projector", "predictor"]
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 class NamedCode:

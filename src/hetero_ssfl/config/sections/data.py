@@ -14,6 +14,9 @@ class DataConfig(Section):
     """Resize (and centre-crop) every image to this many pixels; required for images of mixed sizes."""
     channels: Literal[1, 3] | None = None
     """Grey (1) or colour (3); by default as in the first image."""
+    bit_depth: Annotated[int, Field(ge=8, le=16)] | None = None
+    """Files with grey values of 16 bits: white is 2^bit_depth - 1. By default 16, and a source whose largest value is
+    below an eighth of that, as in scans of 12 bits, is refused."""
     limit: PositiveInt | None = None
     """Use only this many training images, balanced over the classes and chosen by the seed."""
     validation: NonNegativeInt = 200
@@ -35,6 +38,8 @@ class PartitionConfig(Section):
     """For `dirichlet`: smaller values make the clients more unequal."""
     shards_per_client: PositiveInt = 2
     """For `shards`: the sorted images are cut into equal pieces, and each client gets this many."""
+    images: tuple[PositiveInt, ...] = ()
+    """Most images of each client: client k keeps at most entry k modulo the length of the list; by default all."""
 
 
 class RadConfig(Section):
@@ -44,7 +49,7 @@ class RadConfig(Section):
     """Number of RAD images; by default at most a fifth of the training images, or all of `rad.source`."""
     source: str | None = None
     """Another data set to take the RAD from; by default, training images that no client has."""
-    in_ssl: bool = False
+    in_ssl: bool = True
     """Also train the local self-supervised loss on the RAD images."""
 
 
@@ -66,13 +71,13 @@ class ViewsConfig(Section):
     """Degrees to either side."""
     jitter: Fraction = 0.8
     """Probability that brightness, contrast, saturation and hue are changed."""
-    brightness: Fraction = 0.8
+    brightness: Fraction = 0.4
     """Largest relative change of the brightness."""
-    contrast: Fraction = 0.8
+    contrast: Fraction = 0.4
     """Largest relative change of the contrast."""
-    saturation: Fraction = 0.8
+    saturation: Fraction = 0.4
     """Largest relative change of the saturation."""
-    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.2
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.1
     """Largest shift of the hue, as a fraction of the colour circle."""
     grayscale: Fraction = 0.2
     """Probability that a view loses its colour."""

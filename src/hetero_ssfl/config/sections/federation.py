@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from .base import Section
-from .learning import ModelConfig, Precision, as_model
+from .base import Precision, Section
+from .learning import ModelConfig
 
 
 class SeatConfig(Section):
@@ -23,9 +23,7 @@ class ClientsConfig(Section):
     """Number of clients."""
     per_round: PositiveInt | Annotated[float, Field(gt=0, le=1)] = 1.0
     """Clients that take part in each round: a number of clients, or a fraction of all clients."""
-    models: tuple[Annotated[ModelConfig, BeforeValidator(as_model)], ...] = Field(
-        default=(ModelConfig(encoder="resnet10(width=16)"),), min_length=1
-    )
+    models: tuple[ModelConfig, ...] = Field(default=(ModelConfig(encoder="resnet10(width=16)"),), min_length=1)
     """Client k uses entry k modulo the length of the list."""
     weights: Literal["uniform", "size"] | tuple[PositiveFloat, ...] = "uniform"
     """Weights w_j of the consensus: equal, by number of images, or one value per client."""
@@ -49,7 +47,7 @@ class ClientsConfig(Section):
 
 class EngineConfig(Section):
     kind: Literal["in-process", "simulation"] = "in-process"
-    """Worker processes of this machine, or Flower's Simulation Engine (Ray; `pip install hetero-ssfl[simulation]`)."""
+    """Worker processes of this machine, or Flower's Simulation Engine (Ray; extra `simulation`)."""
     workers: NonNegativeInt = 0
     """Worker processes; 0 for one per core, or a single one on an accelerator."""
     threads: PositiveInt = 1
@@ -81,14 +79,14 @@ class PrivacyConfig(Section):
 
     secure: bool = False
     """Hide each client's contribution and figures: the server learns only their sums over the clients of a round."""
-    threshold: Annotated[float, Field(ge=0.5, lt=1)] = 2 / 3
-    """Secure sums: more than this fraction of a round's clients must answer; otherwise the round is given up."""
+    threshold: Annotated[float, Field(ge=0.6, lt=1)] = 2 / 3
+    """Secure sums: more than this fraction of a round's clients must answer; otherwise the round is given up. A value t
+    protects against a server that lies with the help of a fraction 2t - 1 of the clients: a third by default."""
     keep: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Secure sums: the fraction of the last consensus that stays in the next one. The server cannot keep contributions
     of clients that do not take part in a round."""
     largest_entry: PositiveFloat = 16.0
-    """Secure sums: entries of a sketch are clipped to this size before they become integers. Typical are values near
-    1."""
+    """Secure sums: entries of a sketch, typically near 1, are clipped to this size before they become integers."""
     epsilon: PositiveFloat | None = None
     """Add noise, so that all rounds together are (epsilon, delta)-differentially private for each client. Figures are
     then not sent. Without `secure` each client adds as much noise as its own sketch needs, and trusts nobody."""
@@ -102,4 +100,4 @@ class TrackingConfig(Section):
     """Output for other tools."""
 
     tensorboard: bool = False
-    """Also write all figures to RUN/tensorboard (`pip install hetero-ssfl[tensorboard]`)."""
+    """Also write all figures to RUN/tensorboard (extra `tensorboard`)."""

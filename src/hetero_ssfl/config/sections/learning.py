@@ -4,10 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from .base import Fraction, NamedCode, Section
-
-Layer = Literal["encoder", "projector", "predictor"]
-Precision = Literal["float32", "bfloat16", "float16"]
+from .base import Fraction, Layer, NamedCode, Section
 
 
 class ModelConfig(Section):
@@ -20,14 +17,16 @@ class ModelConfig(Section):
     gpu_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     """Fraction of the GPU's memory for a client that trains this model; by default 1 / the number of workers."""
 
-
-def as_model(value: Any) -> Any:
-    return {"encoder": value} if isinstance(value, str) else value
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, given: Any) -> Any:
+        return {"encoder": given} if isinstance(given, str) else given
 
 
 class SslConfig(Section):
-    kind: Annotated[str, NamedCode("byol", "simsiam", "vicreg", "simclr", "barlow-twins")] = "byol"
-    """The local loss. Or your own, as `package.module:callable`: (learner, views) -> (loss, projections)."""
+    kind: Annotated[str, NamedCode("byol", "simsiam", "vicreg", "simclr", "barlow-twins")] = "simclr"
+    """The local loss; by default what the method is defined with, such as `byol` for `fedbyol`. Or your own, as
+    `package.module:callable`: (learner, views) -> (loss, projections)."""
     projector: tuple[PositiveInt, PositiveInt] = (256, 128)
     """Hidden and output width of the projector."""
     predictor: PositiveInt = 256
@@ -40,7 +39,7 @@ class SslConfig(Section):
     """BYOL: the fraction of the old target network that is kept at each step."""
     ema_end: Fraction | None = None
     """BYOL: the value of `ema` at the end of the run, reached along a cosine (BYOL paper: 1). By default constant."""
-    temperature: PositiveFloat = 0.5
+    temperature: PositiveFloat = 0.15
     """SimCLR: the temperature of the softmax."""
     invariance: NonNegativeFloat = 25.0
     """VICReg: the weight of the distance between views."""
@@ -58,19 +57,19 @@ class SslConfig(Section):
 
 
 class OptimConfig(Section):
-    kind: Annotated[str, NamedCode("sgd", "adamw", "lars", "muon")] = "sgd"
+    kind: Annotated[str, NamedCode("sgd", "adamw", "lars", "muon")] = "muon"
     """The optimiser. Or your own, as `package.module:callable`: (parameters, lr) -> torch.optim.Optimizer."""
-    lr: PositiveFloat = 0.032
+    lr: PositiveFloat = 0.005
     """Learning rate, before schedule and warm-up."""
-    momentum: Fraction = 0.9
+    momentum: Fraction = 0.95
     """Momentum of SGD, LARS and Muon."""
-    weight_decay: NonNegativeFloat = 5e-4
+    weight_decay: NonNegativeFloat = 0.01
     """Weight decay."""
     batch: Annotated[int, Field(ge=2)] = 128
     """Images per step."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """The cosine decay covers the whole run, not each round."""
-    warmup: NonNegativeFloat = 0.0
+    warmup: NonNegativeFloat = 0.2
     """Rounds over which the learning rate rises linearly from 0 (0.5 is half a round)."""
     clip_norm: PositiveFloat | None = None
     """Scale gradients down to at most this norm."""
@@ -79,7 +78,7 @@ class OptimConfig(Section):
 class AlignmentConfig(Section):
     """The term mu * distance(K_k, K_mean) and its variants. See docs/algorithm.md."""
 
-    mu: NonNegativeFloat = 4.0
+    mu: NonNegativeFloat = 1.0
     """Weight of the alignment term; 0 switches it off."""
     ramp_rounds: NonNegativeInt = 0
     """Rounds over which mu grows linearly from 0 to its value; 0 for a constant mu."""
@@ -88,12 +87,12 @@ class AlignmentConfig(Section):
     live_layer: Layer | None = None
     """The network whose output is compared with the consensus during training; by default `layer`. With "projector",
     the term uses the same head as the local loss, and the encoder is free in how it represents the result."""
-    distance: Literal["cka", "literal-cka", "relational-kl", "coordinates"] = "cka"
+    distance: Literal["cka", "literal-cka", "relational-kl", "coordinates"] = "coordinates"
     """`cka`: 1 - CKA. `literal-cka`: CKA itself, as printed in the paper's formula, which pushes clients apart.
     `relational-kl`: the KL divergence between softmax similarities. `coordinates`: a head on the encoder predicts where
     an image lies in the mean kernel; with `rad.in_ssl` this needs no additional forward pass. `when`, `every`, `memory`
     and `live_layer` do not apply to it."""
-    coordinates: PositiveInt = 64
+    coordinates: PositiveInt = 128
     """`coordinates`: their number, which is the width of the vectors that all clients share."""
     coordinates_power: Annotated[float, Field(ge=0, le=1)] = 0.25
     """`coordinates`: raise the singular values of the mean kernel's factor to this power."""
@@ -103,6 +102,8 @@ class AlignmentConfig(Section):
     """Add the term only at every n-th step, with n times the weight. The term costs as much as a view."""
     estimator: Literal["biased", "debiased"] = "biased"
     """Estimator of CKA. The debiased one is near 0 for unrelated features of any width."""
+    own_images: NonNegativeFloat = 1.0
+    """`coordinates`: weight of the term on own images, whose two views must lie at the same place; 0 for none."""
     kernel: Annotated[str, NamedCode("linear", "rbf", "polynomial")] = "linear"
     """The kernel. Or your own, as `package.module:callable`: (a, b) -> K between all rows of a and b."""
     bandwidth: PositiveFloat = 1.0
@@ -126,6 +127,9 @@ class AlignmentConfig(Section):
     """RAD images per step; 0 for the whole RAD."""
     memory: NonNegativeInt = 0
     """Number of recent RAD representations, kept without gradient, that are added to each step's comparison."""
+    ten_crop: bool = True
+    """Average a client's representation of a RAD image over the image, its corners if random views crop, and the
+    mirror images of all these if they flip."""
     augment_rad: bool = True
     """Train on random views of the RAD images. The consensus is always computed from the original images."""
     leave_one_out: bool = False
@@ -145,21 +149,13 @@ class AlignmentConfig(Section):
         return self.live_layer or self.layer
 
     @model_validator(mode="after")
-    def _sketch_fits_the_wire(self) -> "AlignmentConfig":
+    def _possible(self) -> "AlignmentConfig":
         if self.form == "sketch" and self.wire == "float16" and not self.normalize:
-            raise ValueError(
-                "asks for sketches in float16 of kernels without a common scale, which can overflow; "
-                "expected normalize = true or wire = 'float32'"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _coordinates_are_the_same_for_all(self) -> "AlignmentConfig":
+            what = "asks for sketches in float16 of kernels without a common scale, which can overflow"
+            raise ValueError(f"{what}; expected normalize = true or wire = 'float32'")
         if self.distance == "coordinates" and self.leave_one_out:
-            raise ValueError(
-                "asks for coordinates without a client's own kernel (leave_one_out), but all clients have the same "
-                "coordinates; expected leave_one_out = false or another distance"
-            )
+            what = "asks for coordinates without a client's own kernel (leave_one_out), but all clients have the same"
+            raise ValueError(f"{what} coordinates; expected leave_one_out = false or another distance")
         return self
 
 
@@ -180,8 +176,9 @@ class AveragingConfig(Section):
 class EvaluationConfig(Section):
     every: NonNegativeInt = 0
     """Rounds between two probes on the validation images (also before the first round); 0 for never."""
-    probes: tuple[Literal["linear", "knn"], ...] = ("linear", "knn")
-    """Classifiers on the frozen encoder: a linear one, and nearest neighbours."""
+    probes: tuple[Literal["linear", "knn", "knn-flat"], ...] = ("linear", "knn")
+    """Classifiers on the frozen encoder: a linear one, nearest neighbours, and nearest neighbours after the features'
+    spectrum is flattened, which shows how much of a gain of `knn` is only a rescaling of features."""
     labels_per_class: PositiveInt | None = None
     """Labels per class that the probe may use; by default the labels of all clients' training images."""
     epochs: PositiveInt = 100

@@ -1,3 +1,4 @@
+{% include "header.sh" %}
 # Flower's command `flwr` for this deployment: `./flwr.sh list`, `./flwr.sh supernode list`.
 # Flower needs the absolute path of the certificate, and this folder may have been moved.
 mkdir -p "$FLWR_HOME"
@@ -6,8 +7,8 @@ cat > "$FLWR_HOME/config.toml.$$" <<END
 default = "hetero-ssfl"
 
 [superlink.hetero-ssfl]
-address = "{superlink}"
-{trust}
+address = "{{ writer.superlink }}"
+{{ 'root-certificates = "$here/ca.crt"' if it.secure else "insecure = true" }}
 END
 mv "$FLWR_HOME/config.toml.$$" "$FLWR_HOME/config.toml"
 exec flwr "$@"

@@ -1,3 +1,4 @@
+{% include "header.sh" %}
 # Register the nodes whose public keys are in node-keys/. Running it twice is safe.
 for key in "$here"/node-keys/*.pub; do
     [ -e "$key" ] || continue
@@ -9,4 +10,4 @@ for key in "$here"/node-keys/*.pub; do
         *) echo "$name: not registered: $answer" >&2; failed=1 ;;
     esac
 done
-exit "${{failed:-0}}"
+exit "${failed:-0}"

@@ -21,25 +21,14 @@ from ...methods.base import check_finite
 from ...methods.capabilities import Noise, SecureSums
 from ...plugins import remember
 from ...runs.folder import RunFolder
+from .. import wire
 from ..logs import log_to_stderr
-from ..participants import LocalSite, Request, Site
-from ..participants.node import RadMissingError, answer_request, check_message
+from ..participants import LocalSite, Site
+from ..participants.limits import check_text
+from ..participants.node import RadMissingError, answer_request
 from ..participants.node_settings import NodeSettings, read_node
 from ..participants.participant import Participant
-from ..wire import (
-    DIVERGED,
-    LOST_STATE,
-    Header,
-    Scalar,
-    arrays_of,
-    fields_of,
-    header_of,
-    pack,
-    pack_reply,
-    pack_update,
-    rad_of,
-)
-from ..wire_sums import pack_vector, session_of
+from ..wire import Header, Scalar
 from .budget import Budget, keep_metrics
 from .faults import full_text, public_text
 from .memory import ClientCache
@@ -49,6 +38,9 @@ from .sums import Summing
 log = logging.getLogger(__name__)
 
 SPLITS = ("validation", "test")
+CODES: dict[type[Exception], int] = {DivergedError: wire.DIVERGED, LostStateError: wire.LOST_STATE}
+
+read_config = lru_cache(maxsize=8)(parse_config)
 
 Report = Callable[[str, float, float], None]
 """Called with a client's name, the fraction of its round that is done, and its loss."""
@@ -58,23 +50,13 @@ Report = Callable[[str, float, float], None]
 class ClientProcess:
     """The state that one process keeps between messages. It is created where the process starts."""
 
-    site: Site | None = None
-    """The site of all participants in this process, if no other process can open it (objects passed from Python)."""
-    run_dir: Path | None = None
-    """The run folder of all participants in this process, if the engine cannot tell each node (Ray)."""
-    threads: int | None = None
-    """The number of torch threads, if the engine does not set it (Ray)."""
+    site: Site = field(default_factory=LocalSite)  # of a run on this machine; forked workers share a program's objects
+    run_dir: Path | None = None  # the run folder of all participants, if the engine cannot tell each node (Ray)
+    threads: int | None = None  # the number of torch threads, if the engine does not set it (Ray)
     report: Report = lambda *_: None
-    home: Path | None = None
-    """The home of the node that this process last worked for, where its faults are recorded."""
+    home: Path | None = None  # of the node that this process last worked for, where its faults are recorded
     clients: ClientCache = field(default_factory=ClientCache)
-    _settings: dict[Path, NodeSettings] = field(default_factory=dict)
-    """Settings of nodes. They are read once per process: restart the process to change them."""
-    _split: LocalSite = field(default_factory=LocalSite)
-
-    def is_local(self, node: Mapping[str, Any]) -> bool:
-        """Return whether the participant is part of a run on this machine, not a node with its own owner."""
-        return not node.get("settings") and bool(self.run_dir or node.get("run-dir"))
+    _settings: dict[Path, NodeSettings] = field(default_factory=dict)  # read once: restart the process to change them
 
     def settings(self, node: Mapping[str, Any]) -> NodeSettings | None:
         """Return the node settings that a node config refers to; None for a participant of a run on this machine."""
@@ -89,21 +71,14 @@ class ClientProcess:
         self.home = settings.home
         return settings
 
-    def participant(self, node: Mapping[str, Any], request: Request) -> Participant:
+    def participant(self, node: Mapping[str, Any], config: Config) -> Participant:
         """Return the participant of a run on this machine that a node config refers to."""
-        run_dir = node.get("run-dir") or self.run_dir
-        if not run_dir or not {"number", "partition-id"} & node.keys():
-            raise ProtocolError(
-                "this node has neither a settings file nor a run folder. "
-                "Start it with node-config 'settings=\"node.toml\"'."
-            )
+        run_dir, number = node.get("run-dir") or self.run_dir, node.get("number", node.get("partition-id"))
+        if not run_dir or number is None:
+            raise ProtocolError("this node has no settings. Start it with node-config 'settings=\"node.toml\"'.")
         if self.threads:
             torch.set_num_threads(self.threads)
-        number = int(node["number"] if "number" in node else node["partition-id"])
-        return (self.site or self._split).participant(RunFolder(Path(str(run_dir))), number, request)
-
-
-# --- from a message to a participant ---
+        return self.site.participant(RunFolder(Path(str(run_dir))), int(number), config)
 
 
 @dataclass(frozen=True)
@@ -118,14 +93,14 @@ class Instruction:
 
     @cached_property
     def arrays(self) -> Mapping[str, Tensor]:
-        return arrays_of(self.content)
+        return wire.arrays_of(self.content)
 
     @property
     def summing(self) -> Summing:
         """The secure sum that the message belongs to."""
         if not self.participant.config.privacy.secure:
             raise ProtocolError("the server asks for a secure sum, but its config has privacy.secure = false.")
-        return Summing(self.participant, session_of(self.header, self.fields), self.context)
+        return Summing(self.participant, wire.session_of(self.header, self.fields), self.context)
 
     @property
     def starts_after(self) -> int | None:
@@ -136,40 +111,26 @@ class Instruction:
 
 def receive(process: ClientProcess, message: Message, context: Context) -> Instruction:
     """Check the message against the participant's limits, parse it, and open the participant."""
-    settings = process.settings(context.node_config)
-    if settings:
-        check_message(settings, message)  # before anything in it is parsed
-    fields = fields_of(message.content)
-    header = header_of(fields)
+    settings, fields = process.settings(context.node_config), wire.fields_of(message.content)
+    if settings:  # before anything in the message is parsed
+        wire.check_size(message, settings.limits.message_mb, "the server")
+        check_text(settings.limits, str(fields.get("config")))
+    header = wire.header_of(fields)
     try:
-        config = _config(str(fields.get("config")))
+        config = read_config(str(fields.get("config")), origin="the server's config")
     except ConfigError as error:
         raise ProtocolError(f"the server's config is not possible here: {error}") from None
     hello = message.metadata.message_type == "query"
-    shape = (read_int(fields, "channels"), read_int(fields, "side")) if hello else None
-    request = Request(config, header, shape, rad_of(message.content))
-    participant = answer_request(settings, request) if settings else process.participant(context.node_config, request)
+    shape = (fields.get("channels"), fields.get("side")) if hello else None
+    if settings:
+        participant = answer_request(settings, config, header, shape, wire.rad_of(message.content))
+    else:
+        participant = process.participant(context.node_config, config)
     remember([participant.model.encoder])
     return Instruction(header, fields, message.content, context, participant)
 
 
-@lru_cache(maxsize=8)
-def _config(config_toml: str) -> Config:
-    return parse_config(config_toml, origin="the server's config")
-
-
-def read_int(fields: Mapping[str, Scalar], key: str) -> int:
-    value = fields.get(key)
-    if type(value) is not int:
-        raise ProtocolError(f"the message names {key} = {str(value)[:40]}, expected a whole number.")
-    return value
-
-
-# --- the messages that a participant answers ---
-
-
 def client_app(process: ClientProcess) -> ClientApp:
-    """Build the ClientApp of one process."""
     app = ClientApp()
 
     def answering(handle: Callable[[Instruction], RecordDict]) -> Callable[[Message, Context], Message]:
@@ -179,9 +140,11 @@ def client_app(process: ClientProcess) -> ClientApp:
             try:
                 return Message(handle(receive(process, message, context)), reply_to=message)
             except RadMissingError:
-                return Message(pack(fields={"need": "rad"}), reply_to=message)
+                return Message(wire.pack(fields={"need": "rad"}), reply_to=message)
             except Exception as error:
-                reason = full_text(error) if process.is_local(context.node_config) else public_text(error, process.home)
+                node = context.node_config
+                local = not node.get("settings") and (process.run_dir or node.get("run-dir"))  # no owner of its own
+                reason = full_text(error) if local else public_text(error, process.home)
                 code = CODES.get(type(error), ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
                 return Message(Error(code, reason), reply_to=message)
 
@@ -190,13 +153,11 @@ def client_app(process: ClientProcess) -> ClientApp:
     app.query()(answering(introduce))
     app.train()(answering(partial(train, process)))
     app.evaluate()(answering(partial(score, process)))
-    app.query("keys")(answering(lambda asked: asked.summing.keys(pack_reply(asked.header))))
-    app.query("shares")(answering(lambda asked: asked.summing.shares(asked.content, pack_reply(asked.header))))
-    app.query("unmask")(answering(lambda asked: asked.summing.unmask(asked.content, pack_reply(asked.header))))
+    app.query("keys")(answering(lambda asked: asked.summing.keys(wire.pack(header=asked.header))))
+    app.query("shares")(answering(lambda asked: asked.summing.shares(asked.content, wire.pack(header=asked.header))))
+    app.query("confirm")(answering(lambda asked: asked.summing.confirm(asked.content, wire.pack(header=asked.header))))
+    app.query("unmask")(answering(lambda asked: asked.summing.unmask(asked.content, wire.pack(header=asked.header))))
     return app
-
-
-CODES: dict[type[Exception], int] = {DivergedError: DIVERGED, LostStateError: LOST_STATE}
 
 
 def introduce(asked: Instruction) -> RecordDict:
@@ -205,26 +166,25 @@ def introduce(asked: Instruction) -> RecordDict:
     facts: dict[str, Scalar] = {
         "name": participant.name,
         "encoder": participant.model.encoder,
-        "parameters": participant.parameters,
+        "parameters": participant.sizes[0],
         "examples": 0 if hides_metrics(participant.config) else len(participant.images),
         "has_rad": participant.has_rad,
     }
-    return pack_reply(asked.header, facts=facts)
+    return wire.pack(fields=facts, header=asked.header)
 
 
 def train(process: ClientProcess, asked: Instruction) -> RecordDict:
     """Train one round: load the previous state, train, save the new state, reply."""
     participant, down = asked.participant, Broadcast(asked.header.round, asked.arrays)
-    summing = asked.summing if participant.config.privacy.secure else None
+    method, privacy = method_for(participant.config), participant.config.privacy
+    summing = asked.summing if privacy.secure else None
     if summing:
         summing.check(asked.content)
     with participant.states.lock():
         budget = Budget(participant)
         budget.check()
         client = process.clients.get(participant, down.round - 1, asked.starts_after)
-        # Not a closure over the client, which would keep it alive.
-        client.progress = partial(process.report, client.name)
-        method = method_for(participant.config)
+        client.progress = partial(process.report, client.name)  # no closure over the client, which would keep it alive
         method.check_broadcast(client, down)
         try:
             update = method.local_update(client, down.to(client.device))
@@ -238,12 +198,12 @@ def train(process: ClientProcess, asked: Instruction) -> RecordDict:
     if hides_metrics(participant.config):
         keep_metrics(participant, down.round, update.metrics)
     if summing:
-        assert isinstance(method, SecureSums)
-        return pack_vector(asdict(asked.header), summing.masked(asked.content, method, update))
-    if participant.config.privacy.epsilon is not None:
-        assert isinstance(method, Noise)  # method_for has checked it
+        assert isinstance(method, SecureSums)  # method_for has checked it
+        return wire.pack_vector(asdict(asked.header), summing.masked(asked.content, method, update))
+    if privacy.epsilon is not None:
+        assert isinstance(method, Noise)
         update = method.with_noise(update)
-    return pack_update(asked.header, update)
+    return wire.pack(update.arrays, {"examples": update.examples}, update.metrics, asked.header)
 
 
 def score(process: ClientProcess, asked: Instruction) -> RecordDict:
@@ -262,7 +222,7 @@ def score(process: ClientProcess, asked: Instruction) -> RecordDict:
         metrics = evaluate(participant, client.learner, split)
         if asked.fields.get("export"):
             export_model(participant, client)
-    return pack_reply(asked.header, metrics=metrics)
+    return wire.pack(metrics=metrics, header=asked.header)
 
 
 def hides_metrics(config: Config) -> bool:
@@ -273,10 +233,7 @@ def hides_metrics(config: Config) -> bool:
 def with_global_model(participant: Participant, weights: Mapping[str, Tensor]) -> Learner:
     """Return networks with weights from the server. Only methods that average weights have a use for them."""
     if not method_class(participant.config.method).averages_weights:
-        raise ProtocolError(
-            f"{participant.name} was asked to evaluate weights of the server, but method "
-            f"'{participant.config.method}' has no global model."
-        )
+        raise ProtocolError(f"the server sent a global model, but method '{participant.config.method}' has none.")
     check_finite(weights, "the server")
     learner = participant.untrained()
     try:
@@ -286,5 +243,4 @@ def with_global_model(participant: Participant, weights: Mapping[str, Tensor]) -
     return learner
 
 
-app = client_app(ClientProcess())
-"""The ClientApp that a SuperNode loads (`hetero_ssfl.federation.client.app:app`)."""
+app = client_app(ClientProcess())  # the ClientApp that a SuperNode loads (`hetero_ssfl.federation.client.app:app`)

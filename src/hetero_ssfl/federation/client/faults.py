@@ -1,7 +1,7 @@
 """What a participant says about a failure.
 
-On the user's own machine the server gets the whole text, with the last frames of the user's code. A node sends a code,
-a count and a sentence without names, paths or values of its data. The full text stays in the node's own log and in
+On the user's own machine the server gets the whole text, with the last frames of the user's code. A node sends a code
+and a sentence without names, paths or values of its data. The full text stays in the node's own log and in
 `faults.log` in its home, under an id that both sides show.
 """
 
@@ -23,12 +23,11 @@ log = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 1000  # of an error in a reply or in the log; a config may hold much longer words
 
-SENTENCES: tuple[tuple[type[BaseException], str, str], ...] = (
+SENTENCES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], ...] = (
     (DataError, "data", "its images cannot be used"),
     (ConfigError, "settings", "its settings, or the code that they name, cannot be used"),
     (RunError, "files", "it cannot read or write its own files"),
-    (torch.OutOfMemoryError, "memory", "it ran out of memory"),
-    (MemoryError, "memory", "it ran out of memory"),
+    ((torch.OutOfMemoryError, MemoryError), "memory", "it ran out of memory"),
 )
 """What a node says about each kind of error, and its code."""
 
@@ -42,7 +41,7 @@ def full_text(error: Exception) -> str:
 
 
 def public_text(error: Exception, home: Path | None) -> str:
-    """Keep the full text on this machine, and return what may leave it: the code, the count, a sentence and an id."""
+    """Keep the full text on this machine, and return what may leave it: the code, a sentence and an id."""
     if isinstance(error, (ProtocolError, NotFiniteError)):  # about the server's message or the loss, not about the data
         log.warning("refused: %s", _one_line(error))
         return full_text(error)
@@ -57,21 +56,16 @@ def public_text(error: Exception, home: Path | None) -> str:
 def _sentence(error: Exception) -> str:
     for kind, code, sentence in SENTENCES:
         if isinstance(error, kind):
-            count = getattr(error, "count", None)
-            how_many = f", {count} of them at least" if count else ""
-            reason = _system_reason(error) if code == "files" else None
-            return f"{code}: {sentence}{how_many}{f': {reason}' if reason else ''}"
+            return f"{code}: {sentence}" + (_system_reason(error) if code == "files" else "")
     return f"code: its own code failed with {type(error).__name__}"
 
 
-def _system_reason(error: BaseException) -> str | None:
-    """Return the system's words for the fault, such as 'No space left on device', without the path."""
+def _system_reason(error: BaseException) -> str:
+    """Return the system's words for the fault, such as ': No space left on device', without the path."""
     cause = error.__cause__ or error.__context__
-    while cause is not None:
-        if isinstance(cause, OSError):
-            return cause.strerror
-        cause = cause.__cause__ or cause.__context__
-    return None
+    if isinstance(cause, OSError):
+        return f": {cause.strerror}"
+    return _system_reason(cause) if cause else ""
 
 
 def _one_line(error: Exception) -> str:

@@ -1,11 +1,9 @@
 """Clients that a process keeps in memory between messages."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from pathlib import Path
 from typing import NamedTuple
-
-from torch import Tensor
 
 from ...learning.learner import Learner
 from ...learning.training import TrainingClient
@@ -15,15 +13,11 @@ from ..participants.participant import Participant
 class CachedClient(NamedTuple):
     client: TrainingClient
     kind: Hashable
-    size: int
-    """Size of its networks and images in bytes."""
+    size: int  # size of its networks and images in bytes
 
 
 class ClientCache:
-    """A least-recently-used cache of clients in this process's memory. Their state is also on disk.
-
-    The networks of an evicted client are reused for the next client of the same kind.
-    """
+    """A least-recently-used cache of clients, whose state is also on disk. Networks of evicted clients are reused."""
 
     def __init__(self) -> None:
         self._cached: OrderedDict[Path, CachedClient] = OrderedDict()
@@ -35,11 +29,10 @@ class ClientCache:
         newest = participant.states.newest(limit) if wanted is None else wanted
         cached = self._cached.pop(key, None)
         if cached is None or cached.client.round != newest or cached.client.config != participant.config:
-            own = participant.images
+            own, name, config = participant.images, participant.name, participant.config
             labels = own.labels if participant.classes else None
             learner = participant.learner(newest, self._spare.pop(participant.kind, None))
-            networks_and_data = (learner, own.pixels, participant.rad, labels)
-            client = TrainingClient(participant.name, participant.config, *networks_and_data, newest)
+            client = TrainingClient(name, config, learner, own.pixels, participant.rad, labels, newest)
             cached = CachedClient(client, participant.kind, move_images(client, budget))
         self._cached[key] = cached
         self._shrink(budget)
@@ -58,14 +51,11 @@ class ClientCache:
 
 def move_images(client: TrainingClient, budget: int) -> int:
     """Move images and RAD to the client's accelerator if they fit beside its networks. Return the bytes in use."""
-    networks, pixels, rad = map(_bytes_of, (client.learner.state_dict().values(), [client.pixels], [client.rad]))
+    networks = sum(tensor.nbytes for tensor in client.learner.state_dict().values())
+    pixels, rad = client.pixels.nbytes, client.rad.nbytes
     if client.device.type == "cpu":
         return networks + pixels  # all clients of this process use the same RAD tensor
     if networks + pixels + rad > budget:
         return networks
     client.pixels, client.rad = client.pixels.to(client.device), client.rad.to(client.device)
     return networks + pixels + rad
-
-
-def _bytes_of(tensors: Iterable[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)

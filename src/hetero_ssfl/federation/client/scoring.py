@@ -1,8 +1,8 @@
 """Probe a participant's trained encoder, and export it as a model to the participant's own disk."""
 
-from typing import NamedTuple
+from functools import partial
 
-from torch import Tensor
+from torch import nn
 
 from ... import __version__
 from ...data import MEAN, STD, Images, digest, is_pixels, remembered
@@ -18,52 +18,57 @@ from ..participants.participant import Participant
 from .budget import Budget
 
 
-class ProbeImages(NamedTuple):
-    """The labeled images that a probe is trained and tested on."""
+class Probing:
+    """Probes of one participant's features on a split: what the images, the labels and the measure are."""
 
-    train: Images
-    train_labels: Tensor
-    test: Images
-    test_labels: Tensor
+    def __init__(self, participant: Participant, train: Images, test: Images) -> None:
+        assert train.labels is not None
+        assert test.labels is not None
+        self.config = participant.config.evaluation
+        self.seed = participant.config.seed
+        self.measure = balanced_accuracy if participant.balanced else accuracy
+        self.train, self.train_labels, self.test, self.test_labels = train, train.labels, test, test.labels
+
+    def features(self, encoder: nn.Module) -> tuple[Labeled, Labeled]:
+        """Return the features that probes are fitted to, and those that they are tested on."""
+        train, test = (extract_features(encoder, images.pixels) for images in (self.train, self.test))
+        return Labeled(train, self.train_labels), Labeled(test, self.test_labels)
+
+    def scores(self, fit: Labeled, test: Labeled, suffix: str) -> dict[str, float]:
+        found = probe(fit, test, self.config, self.seed, self.measure)
+        return {f"{name}_{suffix}": value for name, value in found.items()}
 
 
-def probe_images(participant: Participant, split: str) -> ProbeImages | None:
+def open_probing(participant: Participant, split: str) -> Probing | None:
     """Return None without labels, or if the owner does not allow probes on these images."""
     if split not in participant.evaluates:
         return None
     config, train, test = participant.config, participant.labeled(), participant.held_out(split)
     if train.labels is None or test.labels is None or not len(test):
         return None
-    train = train.subset(few_labels(train.labels, config.evaluation.labels_per_class, config.seed))
-    assert train.labels is not None
-    return ProbeImages(train, train.labels, test, test.labels)
+    few = few_labels(train.labels, config.evaluation.labels_per_class, config.seed)
+    return Probing(participant, train.subset(few), test)
 
 
 def evaluate(participant: Participant, learner: Learner, split: str) -> dict[str, float]:
     """Probe a frozen encoder on all classes and on the participant's own classes; {} without labels."""
-    images, config, own = probe_images(participant, split), participant.config, participant.images.labels
-    if images is None:
+    probing = open_probing(participant, split)
+    if probing is None:
         return {}
-    measure = balanced_accuracy if participant.balanced else accuracy
-    train, train_labels, held_out, _ = images
-    encoder = learner.encoder
-    fit = Labeled(extract_features(encoder, train.pixels), train_labels)
-    test = Labeled(extract_features(encoder, held_out.pixels), images.test_labels)
-    results = {
-        f"{name}_all": value for name, value in probe(fit, test, config.evaluation, config.seed, measure).items()
-    }
+    fit, test = probing.features(learner.encoder)
+    results = probing.scores(fit, test, "all")
     if learner.classifier is not None:  # the supervised baseline's own answer, beside the probe
         guesses = learner.classifier(test.x.to(learner.classifier.weight.device)).argmax(1).cpu()
-        results["classifier_all"] = measure(guesses, test.y)
-    held = train_labels[:0] if own is None else own.unique()
+        results["classifier_all"] = probing.measure(guesses, test.y)
+    own = participant.images.labels
+    held = fit.y[:0] if own is None else own.unique()
     if len(held) > 1 and len(test.only(held).y):  # a single class always scores 100 %
-        scores = probe(fit.only(held), test.only(held), config.evaluation, config.seed, measure)
-        results |= {f"{name}_own": value for name, value in scores.items()}
-    for fraction in config.evaluation.label_shares if split == "test" else ():
-        few = share_of_labels(fit.y, fraction, config.seed)
-        scores = probe(Labeled(fit.x[few], fit.y[few]), test, config.evaluation, config.seed, measure)
-        results |= {f"{name}_{fraction:.0%}": value for name, value in scores.items()}
-        tuned = finetune(encoder, train.subset(few), held_out, config.evaluation, config.seed, measure)
+        results |= probing.scores(fit.only(held), test.only(held), "own")
+    ask, seed = probing.config, probing.seed
+    for fraction in ask.label_shares if split == "test" else ():
+        few = share_of_labels(fit.y, fraction, seed)
+        results |= probing.scores(Labeled(fit.x[few], fit.y[few]), test, f"{fraction:.0%}")
+        tuned = finetune(learner.encoder, probing.train.subset(few), probing.test, ask, seed, probing.measure)
         results[f"finetune_{fraction:.0%}"] = tuned
     return results
 
@@ -72,29 +77,16 @@ def floor_metrics(participant: Participant, floor: str, split: str) -> dict[str,
     """Probe features that nobody trained, as `evaluate` does. Remembered: it depends on nothing but the data."""
     if floor not in FLOORS:
         raise ProtocolError(f"the message names the floor '{floor[:40]}', expected one of: {'; '.join(FLOORS)}.")
-    images, config = probe_images(participant, split), participant.config
-    if images is None or floor not in floors_for(images.train.pixels):
+    probing = open_probing(participant, split)
+    if probing is None or floor not in floors_for(probing.train.pixels):
         return {}
-    width = 0 if floor.endswith(FULL_WIDTH) else participant.width
-    measure = balanced_accuracy if participant.balanced else accuracy
-
-    def find_out() -> dict[str, float]:
-        encoder = floor_encoder(floor, images.train.pixels, width, config.seed)
-        fit = Labeled(extract_features(encoder, images.train.pixels), images.train_labels)
-        test = Labeled(extract_features(encoder, images.test.pixels), images.test_labels)
-        return {f"{name}_all": v for name, v in probe(fit, test, config.evaluation, config.seed, measure).items()}
-
-    asked = config.evaluation.model_dump(mode="json")
-    key = [
-        floor,
-        width,
-        config.seed,
-        measure.__name__,
-        asked,
-        __version__,
-        *map(digest, (images.train.pixels, images.train_labels, images.test.pixels, images.test_labels)),
-    ]
-    metrics: dict[str, float] = remembered(key, find_out)
+    train, seed = probing.train.pixels, probing.seed
+    width = 0 if floor.endswith(FULL_WIDTH) else participant.sizes[1]
+    asked = probing.config.model_dump(mode="json")
+    key = [floor, width, seed, probing.measure.__name__, asked, __version__]
+    key += map(digest, (train, probing.train_labels, probing.test.pixels, probing.test_labels))
+    encoder = partial(floor_encoder, floor, train, width, seed)
+    metrics: dict[str, float] = remembered(key, lambda: probing.scores(*probing.features(encoder()), "all"))
     return metrics
 
 
@@ -105,6 +97,7 @@ def export_model(participant: Participant, client: TrainingClient) -> None:
     wants: dict[str, object] = {"shape": list(participant.rad.shape[1:])}
     if is_pixels(participant.rad.dtype):
         wants |= {"channels": channels, "side": side, "mean": MEAN, "std": STD}
+        wants |= {"bit_depth": config.data.bit_depth} if config.data.bit_depth else {}
     card = {
         "client": participant.name,
         "encoder": participant.model.encoder,

@@ -30,12 +30,12 @@ def end_with_parent() -> None:
     """End this process as soon as the one that started it has ended, also after `kill -9`."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
 
+    def die_with_it() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
 
-def _die_with(parent_sentinel: int) -> None:
-    wait([parent_sentinel])
-    os._exit(1)
+    threading.Thread(target=die_with_it, daemon=True).start()
 
 
 def cause_of_death(exit_code: int | None) -> str:
@@ -45,10 +45,8 @@ def cause_of_death(exit_code: int | None) -> str:
     name = signal.Signals(-exit_code).name
     if name == "SIGKILL":
         return "its process was killed (SIGKILL). If the system ran out of memory, lower engine.workers or optim.batch"
-    return (
-        f"its process died of {name}. Try hetero-ssfl check machine, engine.threads = 1, or older processor "
-        "instructions: set ONEDNN_MAX_CPU_ISA=AVX in the environment"
-    )
+    older = "older processor instructions (ONEDNN_MAX_CPU_ISA=AVX in the environment)"
+    return f"its process died of {name}. Try hetero-ssfl check machine, engine.threads = 1, or {older}"
 
 
 @contextmanager
@@ -68,11 +66,8 @@ def script_hidden() -> Iterator[None]:
 
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Ignore SIGINT within a block, so that a child started in it ignores SIGINT from its first moment.
-
-    Only the main thread can change signal handlers; in other threads this does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
+    """Ignore SIGINT within a block, so that a child started in it ignores SIGINT from its first moment."""
+    if threading.current_thread() is not threading.main_thread():  # no other thread can change signal handlers
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -14,7 +14,7 @@ import time
 import uuid
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
 from ..wire import decode, decode_state, encode, encode_state
 from .forkserver import cause_of_death, end_with_parent, interrupts_ignored, open_fork_server, script_hidden
@@ -32,23 +33,15 @@ from .forkserver import cause_of_death, end_with_parent, interrupts_ignored, ope
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
+    from ..client.app import Report
     from ..participants import Site
 
 SERVER_NODE = 1
 RUN_ID = 1
 
-ProgressListener = Callable[[str, float, float], None]
-
 
 def set_identity(node_id: int) -> None:
-    """Set the ids that `Message(...)` reads from its process.
-
-    This and a message's id (`push_messages`) are the only private parts of Flower used here.
-    """
-    try:
-        from flwr.supercore.task_identity import TaskIdentity
-    except ImportError:  # older releases do not need it
-        return
+    """Set the ids that `Message(...)` reads from its process. These and a message's id are private parts of Flower."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, RUN_ID, node_id
 
 
@@ -56,11 +49,7 @@ def set_identity(node_id: int) -> None:
 
 
 def work(
-    connection: Connection,
-    threads: int,
-    environment: dict[str, str],
-    inherited: Sequence[Connection],
-    site: "Site | None",
+    connection: Connection, threads: int, environment: dict[str, str], inherited: list[Connection], site: "Site | None"
 ) -> None:
     """Answer messages until the parent closes the pipe or dies. Only forked workers get a `site`."""
     for other in inherited:
@@ -84,7 +73,7 @@ def work(
             last = time.monotonic()
             connection.send_bytes(b"P" + json.dumps([name, done, loss]).encode())
 
-    app = client_app(ClientProcess(site=site, report=report))
+    app = client_app(ClientProcess(site, report=report) if site else ClientProcess(report=report))
     while True:
         try:
             node_config = json.loads(connection.recv_bytes())
@@ -109,11 +98,11 @@ def answer(app: "ClientApp", message: Message, node_config: dict[str, Any], stat
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
-def keep_freed_memory(most: int = 2**28) -> None:
+def keep_freed_memory() -> None:
     """Let glibc reuse freed memory instead of returning it to the system, which took a tenth of the time."""
     library = ctypes.CDLL(None)
     for setting in (-1, -3) if hasattr(library, "mallopt") else ():  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of glibc
-        library.mallopt(setting, most)
+        library.mallopt(setting, 2**28)
 
 
 def limit_gpu_memory(fraction: float | None) -> None:
@@ -138,24 +127,20 @@ class _Worker:
 @dataclass
 class _Node:
     config: dict[str, Any]
-    state: RecordDict = field(default_factory=RecordDict)
-    """The state of Flower's Context, which any worker may need for the next message."""
-    home: int | None = None
+    state: RecordDict = field(default_factory=RecordDict)  # of Flower's Context: any worker may need it next
+    home: int | None = None  # the worker that has it in memory
     seconds: float = field(default=float("inf"))  # duration of the last message; unknown durations go first
 
 
 class LocalGrid(Grid):
-    """Base of both grids: nodes by number, pending messages, and replies that have not been pulled yet.
+    """Nodes by number, pending messages, and replies that have not been pulled yet. Use as a context manager."""
 
-    Use as a context manager.
-    """
+    run: Any = None
 
-    def __init__(self, nodes: list[dict[str, Any]], on_progress: ProgressListener | None = None) -> None:
+    def __init__(self, nodes: list[dict[str, Any]]) -> None:
         self._nodes = {number + 2: _Node(config) for number, config in enumerate(nodes)}
-        self._on_progress = on_progress
         self._pending: list[Message] = []
         self._replies: dict[str, Message] = {}
-        self._run: Any = None
         set_identity(SERVER_NODE)
 
     def __enter__(self) -> Self:
@@ -165,11 +150,7 @@ class LocalGrid(Grid):
         pass
 
     def set_run(self, run: Any) -> None:
-        self._run = run
-
-    @property
-    def run(self) -> Any:
-        return self._run
+        self.run = run
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
@@ -180,13 +161,12 @@ class LocalGrid(Grid):
         return list(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
-        for message in messages:
+        pushed = list(messages)
+        for message in pushed:
             message.metadata.__dict__["_message_id"] = uuid.uuid4().hex
-            self._pending.append(message)
-            ids.append(message.metadata.message_id)
+        self._pending += pushed
         self._dispatch()
-        return ids
+        return [message.metadata.message_id for message in pushed]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that have arrived, after a short wait if there are none."""
@@ -210,6 +190,9 @@ class LocalGrid(Grid):
         for message_id in message_ids:
             self._replies.pop(message_id, None)
 
+    def _node_of(self, message: Message) -> _Node:
+        return self._nodes[message.metadata.dst_node_id]
+
     def _dispatch(self) -> None:
         """Send pending messages to idle workers."""
 
@@ -221,16 +204,16 @@ class LocalGrid(Grid):
 class InlineGrid(LocalGrid):
     """Runs one client after another in this process, where it cannot be forked safely."""
 
-    def __init__(self, nodes: list[dict[str, Any]], site: "Site", on_progress: ProgressListener | None = None) -> None:
-        super().__init__(nodes, on_progress)
+    def __init__(self, nodes: list[dict[str, Any]], site: "Site", report: "Report" = lambda *_: None) -> None:
+        super().__init__(nodes)
         from ..client.app import ClientProcess, client_app
 
-        self._app = client_app(ClientProcess(site=site, report=on_progress or (lambda *_: None)))
+        self._app = client_app(ClientProcess(site, report=report))
 
     def _receive(self, timeout: float) -> None:
         if self._pending:
             message = self._pending.pop(0)
-            node = self._nodes[message.metadata.dst_node_id]
+            node = self._node_of(message)
             reply = decode(encode(answer(self._app, message, node.config, node.state)))
             set_identity(SERVER_NODE)
             self._replies[reply.metadata.reply_to_message_id] = reply
@@ -244,12 +227,12 @@ class WorkerGrid(LocalGrid):
         nodes: list[dict[str, Any]],
         workers: int,
         threads: int,
-        on_progress: ProgressListener | None = None,
+        report: "Report" = lambda *_: None,
         site: "Site | None" = None,
     ) -> None:
-        super().__init__(nodes, on_progress)
+        super().__init__(nodes)
         self._context: BaseContext = multiprocessing.get_context("fork") if site else open_fork_server()
-        self._threads, self._site = threads, site
+        self._threads, self._report, self._site = threads, report, site
         self._workers: list[_Worker] = []
         for _ in range(min(workers, len(nodes))):
             self._workers.append(self._start())
@@ -290,7 +273,7 @@ class WorkerGrid(LocalGrid):
             message = self._next_for(number) if worker.busy is None else None
             if message is not None:
                 self._pending.remove(message)
-                node = self._nodes[message.metadata.dst_node_id]
+                node = self._node_of(message)
                 node.home, worker.busy, worker.since = number, message, time.monotonic()
                 try:
                     worker.connection.send_bytes(json.dumps(node.config).encode())
@@ -300,21 +283,15 @@ class WorkerGrid(LocalGrid):
                     self._replace(number)
 
     def _next_for(self, worker: int) -> Message | None:
-        """Return the longest job among this worker's own clients, or else among all pending ones.
-
-        A client waits if its GPU fraction does not fit beside those of the clients that are training.
-        """
-
-        def node(message: Message) -> _Node:
-            return self._nodes[message.metadata.dst_node_id]
+        """Return the longest job among this worker's own clients, or else among all that fit on the GPU now."""
 
         def fraction(message: Message) -> float:
-            return float(node(message).config.get("gpu-fraction", 0.0))
+            return float(self._node_of(message).config.get("gpu-fraction", 0.0))
 
         taken = sum(fraction(other.busy) for other in self._workers if other.busy is not None)
         fitting = [m for m in self._pending if taken + fraction(m) <= 1 + 1e-9]  # 10 x 0.1 is more than 1 in floats
-        own = [m for m in fitting if node(m).home == worker]
-        return max(own or fitting, key=lambda m: node(m).seconds, default=None)
+        own = [m for m in fitting if self._node_of(m).home == worker]
+        return max(own or fitting, key=lambda m: self._node_of(m).seconds, default=None)
 
     def _receive(self, timeout: float) -> None:
         connections = [worker.connection for worker in self._workers]
@@ -327,16 +304,15 @@ class WorkerGrid(LocalGrid):
                 self._replace(number)
                 continue
             if data[:1] == b"P":
-                if self._on_progress:
-                    self._on_progress(*json.loads(data[1:]))
+                self._report(*json.loads(data[1:]))
                 continue
             assert worker.busy is not None
+            node = self._node_of(worker.busy)
             if data[:1] == b"S":
-                self._nodes[worker.busy.metadata.dst_node_id].state = decode_state(data[1:])
+                node.state = decode_state(data[1:])
                 continue
             reply = decode(data[1:])
-            self._nodes[worker.busy.metadata.dst_node_id].seconds = time.monotonic() - worker.since
-            worker.busy = None
+            node.seconds, worker.busy = time.monotonic() - worker.since, None
             self._replies[reply.metadata.reply_to_message_id] = reply
         self._dispatch()
 

@@ -1,7 +1,6 @@
 """Who takes part in a run, and where their images and models are: one protocol (site.py), two implementations.
 
-local.py       clients on this machine: rows of one data set (split.py), or objects of a program (python_data.py,
-               reading.py)
+local.py       clients on this machine: rows of one data set, or objects of a program (python_data.py)
 node.py        files on the own disks of participants: settings (node_settings.py), RAD (node_rad.py), state
 limits.py      what a node accepts
 participant.py one participant as its ClientApp sees it, wherever it is
@@ -11,24 +10,15 @@ from pathlib import Path
 
 from ...plugins import is_known_place
 from ...runs.folder import RunFolder
-from .local import LocalSite
-from .node import NodeSite
-from .python_data import PassedData, ReopenedData
-from .site import ClientInfo, NodeConfig, Request, Setup, Site
-from .split import SplitData
-
-__all__ = [
-    "ClientInfo",
-    "LocalSite",
-    "NodeConfig",
-    "NodeSite",
-    "PassedData",
-    "Request",
-    "Setup",
-    "Site",
-    "SplitData",
-    "open_site",
-]
+from .local import LocalSite as LocalSite
+from .local import SplitData as SplitData
+from .node import NodeSite as NodeSite
+from .python_data import PassedData as PassedData
+from .python_data import ReopenedData
+from .site import ClientInfo as ClientInfo
+from .site import NodeConfig as NodeConfig
+from .site import Setup as Setup
+from .site import Site as Site
 
 
 def open_site(folder: RunFolder, to_train: bool = False) -> Site:
@@ -37,8 +27,7 @@ def open_site(folder: RunFolder, to_train: bool = False) -> Site:
     Node settings that the folder names are read only if they were used on this machine before, or `to_train`: the
     folder may come from someone else.
     """
-    kind = folder.read_facts().site
-    if kind != "nodes":
-        return LocalSite(ReopenedData(folder) if kind == "python" else None)
-    paths = folder.read_json("facts.json").get("nodes", [])
-    return NodeSite([Path(path) for path in paths] if to_train or all(map(is_known_place, paths)) else [])
+    facts = folder.read_facts()
+    if facts.site != "nodes":
+        return LocalSite(ReopenedData(folder) if facts.site == "python" else None)
+    return NodeSite([Path(path) for path in facts.nodes] if to_train or all(map(is_known_place, facts.nodes)) else [])

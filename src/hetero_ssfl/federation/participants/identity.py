@@ -1,5 +1,6 @@
 """A participant's long-term key, and the public keys by which it recognises the others in a secure sum."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from ...errors import ConfigError
-from ...privacy.sums import Sign, Verify
+from ...privacy.sums.keys import Sign, Verify
 
 ALGORITHM = ec.ECDSA(hashes.SHA384())
 
@@ -18,8 +19,7 @@ ALGORITHM = ec.ECDSA(hashes.SHA384())
 class Identity:
     """How a participant takes part in secure sums."""
 
-    fewest: int = 3
-    """The smallest number of participants that it accepts."""
+    fewest: int = 3  # the smallest number of participants that it accepts
     sign: Sign | None = None
     verify: Verify | None = None
 
@@ -36,29 +36,21 @@ def _signer(path: Path) -> Sign:
             raise ValueError("it is not an ECDSA key")
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            f"the key '{path}' cannot be used ({error}). Set 'key' in the node settings to the key of this SuperNode."
+            f"key = '{path}' cannot be used ({error}), expected the key of this SuperNode. Change the node settings."
         ) from None
     return lambda text: key.sign(text, ALGORITHM)
 
 
 def _verifier(folder: Path) -> Verify:
     if not folder.is_dir():
-        raise ConfigError(
-            f"'{folder}' is not a folder. Set 'peers' in the node settings to the folder with the public key of every "
-            "participant (NAME.pub), or leave it out."
-        )
+        raise ConfigError(f"peers = '{folder}' is not a folder, expected one with NAME.pub of every participant.")
 
     def verify(name: str, text: bytes, signature: bytes) -> bool:
-        try:
+        with suppress(OSError, ValueError, UnsupportedAlgorithm, InvalidSignature):
             key = load_ssh_public_key((folder / f"{name}.pub").read_bytes())
-        except (OSError, ValueError, UnsupportedAlgorithm):
-            return False
-        try:
             if isinstance(key, ec.EllipticCurvePublicKey):
                 key.verify(signature, text, ALGORITHM)
                 return True
-        except InvalidSignature:
-            pass
         return False
 
     return verify

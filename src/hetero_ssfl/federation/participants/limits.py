@@ -1,11 +1,11 @@
 """What a node accepts from a server: its `[limits]`. Costs are estimated before any work starts."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+import json
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from ...config import Config, Section, flat
+from ...config import Config, Section
 from ...errors import ProtocolError
 from ...methods.costs import Workload, disk_bytes, evaluation_seconds, memory_bytes, training_seconds
 
@@ -41,9 +41,14 @@ class LimitsConfig(Section):
     """Whether to refuse rounds in which the server would see this node's own contribution (`privacy.secure`)."""
     participants: Annotated[int, Field(ge=3)] = 3
     """The smallest number of participants of a secure sum."""
+    threshold: Annotated[float, Field(ge=0.6, lt=1)] = 2 / 3
+    """The smallest `privacy.threshold` that this node accepts."""
     epsilon: PositiveFloat | None = None
-    """The privacy budget of this node in one federation. Rounds without noise, or beyond it, are refused, and no
-    accuracy is reported, because it has no noise."""
+    """The privacy budget of this node in all federations together. Rounds without noise, or beyond it, are refused, and
+    no accuracy is reported, because it has no noise."""
+    federations: Literal["first", "any"] | tuple[Annotated[str, Field(pattern="^[0-9a-f]{32}$")], ...] = "first"
+    """Federations in which this node takes part in secure sums or sends noise: the first that asks, any, or those with
+    these ids (`federation` in the server's `facts.json`)."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """The delta at which this node computes what it has spent of `epsilon`, whatever the server's config names."""
     code: tuple[str, ...] = ()
@@ -55,36 +60,21 @@ def check_text(limits: LimitsConfig, config_toml: str) -> None:
     """Raise ProtocolError for a config that is too large, or too costly to parse."""
     size = len(config_toml.encode()) / 1024
     if size > limits.config_kb:
-        raise ProtocolError(
-            f"the config from the server has {size:,.0f} KB, the limit is {limits.config_kb} KB. "
-            "Shorten it, or raise limits.config_kb in the node settings."
-        )
+        remedy = "Shorten it, or raise limits.config_kb in the node settings."
+        raise ProtocolError(f"the server's config has {size:,.0f} KB, the limit is {limits.config_kb} KB. {remedy}")
     longest = max(map(len, config_toml.splitlines()), default=0)
     if longest > MAX_LINE:
-        raise ProtocolError(
-            f"the config from the server has a line of {longest:,} characters, expected at most {MAX_LINE}."
-        )
+        raise ProtocolError(f"the server's config has a line of {longest:,} characters, expected at most {MAX_LINE}.")
 
 
 def check_numbers(who: str, config: Config) -> None:
     """Refuse numbers that no computation needs and that overflow in some."""
-    for key, value in flat(config.model_dump(mode="json")).items():
-        for number in _numbers(value):
-            if abs(number) > MAX_NUMBER and isinstance(number, int):
-                raise ProtocolError(
-                    f"{who} was asked for {key} = {str(number)[:12]}..., expected at most {MAX_NUMBER}."
-                )
 
+    def check(digits: str) -> None:
+        if abs(int(digits)) > MAX_NUMBER:
+            raise ProtocolError(f"{who} was asked for the number {digits[:12]}..., expected at most {MAX_NUMBER}.")
 
-def _numbers(value: Any) -> Iterator[int | float]:
-    if isinstance(value, int | float):
-        yield value
-    elif isinstance(value, list):
-        for part in value:
-            yield from _numbers(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _numbers(part)
+    json.loads(config.model_dump_json(), parse_int=check)
 
 
 def check_costs(who: str, limits: LimitsConfig, config: Config, work: Workload) -> None:

@@ -1,6 +1,7 @@
 """The RAD on a participant's disk: sent once, identified by its digest."""
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from ...data import digest
 from ...errors import DamagedError, ProtocolError
 from ...runs.files import load_tensors, save_tensors
-from ..wire import DIGEST
+from ..wire import check_hex
 from .node_settings import NodeSettings
 
 log = logging.getLogger(__name__)
@@ -22,30 +23,23 @@ def find_rad(node: NodeSettings, wanted: str) -> Tensor | None:
     path = _rad_file(node, wanted)
     if not path.exists():
         return None
-    try:
-        pixels = load_tensors(path)[0].get("pixels")
-    except DamagedError:
-        pixels = None
-    if pixels is None or digest(pixels) != wanted:
-        log.warning("the RAD %s on disk does not match its digest; asking for it again", wanted[:12])
-        path.unlink()
-        return None
-    return pixels
+    with suppress(DamagedError, KeyError):
+        pixels = load_tensors(path)[0]["pixels"]
+        if digest(pixels) == wanted:
+            return pixels
+    log.warning("the RAD %s on disk does not match its digest; asking for it again", wanted[:12])
+    path.unlink()
+    return None
 
 
 def check_rad(node: NodeSettings, wanted: str, pixels: Tensor) -> None:
     """Raise ProtocolError unless a received RAD is within this node's limits and matches its digest."""
     shape = tuple(pixels.shape)
     if pixels.dtype != torch.uint8 or len(shape) != 4 or shape[1] not in (1, 3) or shape[2] != shape[3] or 0 in shape:
-        raise ProtocolError(
-            f"the RAD sent to {node.name} is {pixels.dtype} of shape {shape}, "
-            "expected uint8 images (n, 1 or 3, side, side)."
-        )
+        images = "uint8 images (n, 1 or 3, side, side)"
+        raise ProtocolError(f"the RAD sent to {node.name} is {pixels.dtype} of shape {shape}, expected {images}.")
     _check_side(node, shape[2])
-    if len(pixels) > node.limits.rad_images:
-        raise ProtocolError(
-            f"the RAD sent to {node.name} has {len(pixels)} images, its limit is {node.limits.rad_images}."
-        )
+    node.check_limit("rad_images", len(pixels))
     if digest(pixels) != wanted:
         raise ProtocolError(f"the RAD sent to {node.name} does not match its digest {wanted[:12]}. Send it again.")
 
@@ -58,26 +52,20 @@ def save_rad(node: NodeSettings, wanted: str, pixels: Tensor) -> None:
         old.unlink(missing_ok=True)
 
 
-def blank_rad(node: NodeSettings, channels: int, side: int) -> Tensor:
+def blank_rad(node: NodeSettings, channels: object, side: object) -> Tensor:
     """Return one blank image, which stands for a RAD that has not arrived yet."""
-    if channels not in (1, 3) or side < 1:
-        raise ProtocolError(
-            f"the server names a RAD with {channels} channels and side {side}, expected 1 or 3 and at least 1."
-        )
+    if type(channels) is not int or channels not in (1, 3) or type(side) is not int or side < 1:
+        named = f"{str(channels)[:12]} channels and side {str(side)[:12]}"
+        raise ProtocolError(f"the server names a RAD with {named}, expected 1 or 3 and at least 1.")
     _check_side(node, side)
     return torch.zeros(1, channels, side, side, dtype=torch.uint8)
 
 
 def _check_side(node: NodeSettings, side: int) -> None:
     if side > node.limits.image_side:
-        raise ProtocolError(
-            f"the RAD has images of {str(side)[:12]} pixels, the limit of {node.name} is {node.limits.image_side}. "
-            "Set data.side in the federation's config, or raise limits.image_side in the node settings."
-        )
+        limit = f"the limit of {node.name} is {node.limits.image_side} (limits.image_side)"
+        raise ProtocolError(f"the RAD has images of {str(side)[:12]} pixels, {limit}. Set data.side in the config.")
 
 
 def _rad_file(node: NodeSettings, wanted: str) -> Path:
-    """Nothing that a message or a run folder says may become a path before it is checked."""
-    if not DIGEST.fullmatch(wanted):
-        raise ProtocolError(f"the RAD is named {wanted[:40]!r}, expected a SHA-256 digest.")
-    return node.home / "rad" / f"{wanted}.safetensors"
+    return node.home / "rad" / f"{check_hex('RAD', wanted, 64)}.safetensors"

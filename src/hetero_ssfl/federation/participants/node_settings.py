@@ -1,25 +1,23 @@
 """The settings file of a participant, `node.toml`:
 
-    name = "hospital-a"
-    encoder = "resnet18"            # its own architecture, independent of the others
-    device = "cuda:0"
-    home = "state"                  # RAD, networks after each round, finished models
-    [data]
-    source = "images"               # its own images; they never leave this machine
-    [limits]
-    weights_may_leave = false       # refuse methods that send weights
-
-The server determines how to train (the config in each message). It cannot choose the images, the model or any files.
+name = "hospital-a"
+encoder = "resnet18"            # its own architecture, independent of the others
+device = "cuda:0"
+home = "state"                  # RAD, networks after each round, finished models
+[data]
+source = "images"               # its own images; they never leave this machine
+[limits]
+weights_may_leave = false       # refuse methods that send weights
 """
 
 import tomllib
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
-from ...config import DataConfig, ModelConfig, Precision, Section, as_model, validate
-from ...errors import ConfigError
+from ...config import DataConfig, ModelConfig, Precision, Section, validate
+from ...errors import ConfigError, ProtocolError
 from ..wire import NAME
 from .limits import LimitsConfig
 
@@ -28,7 +26,7 @@ class NodeSettings(Section):
     """The content of a participant's `node.toml`."""
 
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
-    encoder: Annotated[ModelConfig, BeforeValidator(as_model)]
+    encoder: ModelConfig
     device: str = "cpu"
     precision: Precision = "float32"
     threads: PositiveInt = 1
@@ -42,6 +40,13 @@ class NodeSettings(Section):
     data: DataConfig = DataConfig(validation=0)
     limits: LimitsConfig = LimitsConfig()
 
+    def check_limit(self, name: str, value: int) -> None:
+        """Raise ProtocolError if a number that the server asks for is above this node's limit."""
+        limit = getattr(self.limits, name)
+        if value > limit:
+            remedy = f"Lower it, or raise limits.{name} in the node settings."
+            raise ProtocolError(f"{self.name} was asked for {name} = {value}, its limit is {limit}. {remedy}")
+
 
 def read_node(path: Path) -> NodeSettings:
     """Read node settings. Paths in the file are relative to the file."""
@@ -54,7 +59,6 @@ def read_node(path: Path) -> NodeSettings:
     node = validate(values, NodeSettings)
     source = path.parent / node.data.source
     data = node.data.model_copy(update={"source": str(source.resolve())}) if source.exists() else node.data
-    places = {
-        name: place and (path.parent / place).resolve() for name, place in (("key", node.key), ("peers", node.peers))
-    }
-    return node.model_copy(update={**places, "home": (path.parent / node.home).resolve(), "data": data})
+    named = {"key": node.key, "peers": node.peers, "home": node.home}
+    places = {name: (path.parent / place).resolve() for name, place in named.items() if place}
+    return node.model_copy(update={**places, "data": data})

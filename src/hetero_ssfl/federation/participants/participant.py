@@ -13,11 +13,12 @@ from ...data import Images, to_input
 from ...errors import ProtocolError
 from ...learning.encoders import BUILTIN, parse_spec
 from ...learning.encoders.whitening import fit_whitening
-from ...learning.learner import Learner, build_learner, count_parameters, seeded_encoder
+from ...learning.learner import Learner, build_learner, count_parameters
 from ...methods import HeteroSSFL, method_class
 from ...plugins import GIVEN
 from ...runs.states import StateFolder
 from .identity import Identity
+from .record import RecordFile
 
 NOBODY = Identity()  # without long-term keys
 
@@ -32,32 +33,32 @@ class Participant:
     seed_scope: tuple[str | int, ...]
     """Seeds the initial weights together with the run's seed, so that participants start from different weights."""
     rad: Tensor
-    own: Callable[[], Images]
-    """Returns the training images. They are read when needed."""
+    own: Callable[[], Images]  # returns the training images. They are read when needed
     states: StateFolder
-    exports: Path
-    """Folder of the finished model."""
-    labeled: Callable[[], Images]
-    """Returns the images that a probe is trained on."""
-    held_out: Callable[[str], Images]
-    """Returns the images that a probe is tested on; takes `validation` or `test`."""
-    evaluates: tuple[str, ...] = ("validation", "test")
-    """The splits on which its owner allows probes."""
+    exports: Path  # folder of the finished model
+    labeled: Callable[[], Images]  # returns the images that a probe is trained on
+    held_out: Callable[[str], Images]  # returns the images that a probe is tested on; takes `validation` or `test`
+    evaluates: tuple[str, ...] = ("validation", "test")  # the splits on which its owner allows probes
     balanced: bool = False
     """Whether figures must not reveal how many images of a class it holds, because they leave its owner's machine."""
     has_rad: bool = True
     """False for a node that introduces itself before the RAD has arrived; `rad` is then one blank image."""
     identity: Identity = NOBODY
+    node_record: RecordFile | None = None
+    """What its node has spent and revealed in all federations; by default it is counted in each run folder."""
     budget: tuple[float, float] | None = None
-    """The epsilon and delta that it may spend in one federation, if its owner set a limit."""
-    known_classes: int | None = None
-    """The number of classes of the run, if it is known without reading images."""
+    """The epsilon and delta that it may spend in all federations together, if its owner set a limit."""
+    known_classes: int | None = None  # the number of classes of the run, if it is known without reading images
     trained: int | None = None
     """The last round in which it trained, if the run folder says so; its state of that round must exist."""
 
     @cached_property
     def images(self) -> Images:
         return self.own()
+
+    @property
+    def record(self) -> RecordFile:
+        return self.node_record or RecordFile(self.states.path.parent / f"privacy-{self.name}.json")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -89,50 +90,35 @@ class Participant:
         return learner.to(self.config.engine.device)
 
     @property
-    def parameters(self) -> int:
-        """Number of encoder parameters."""
-        return self._sizes[0]
+    def sizes(self) -> tuple[int, int]:
+        """The numbers of parameters and of features of its encoder.
 
-    @property
-    def width(self) -> int:
-        """Number of features of the encoder."""
-        return self._sizes[1]
-
-    @property
-    def _sizes(self) -> tuple[int, int]:
-        """Cached per architecture, because a process may hold a thousand participants.
-
-        Encoders passed as Python objects are not cached: their name may refer to another object in the next run.
+        Cached per architecture, because a process may hold a thousand participants. Encoders passed as Python objects
+        are not cached: their name may refer to another object in the next run.
         """
         measure = _sizes_of.__wrapped__ if self.model.encoder.startswith(f"{GIVEN}:") else _sizes_of
-        return measure(
-            self.model, self.config.ssl, tuple(self.rad.shape[1:]), self.rad.dtype, self.config.engine.device
-        )
+        shape, device = tuple(self.rad.shape[1:]), self.config.engine.device
+        return measure(self.model, self.config.ssl, shape, self.rad.dtype, device)
 
     @property
     def kind(self) -> Hashable:
-        """Key that is equal for participants whose networks differ only in saved tensors.
-
-        None for encoders that are not built in, whose networks may differ in other ways.
-        """
+        """Equal for participants whose networks differ only in saved tensors; None if the encoder is not built in."""
         if parse_spec(self.model.encoder)[0] not in BUILTIN:
             return None
         return self.model, self.config.ssl, self.shape, self.classes, self.coordinates, self.config.engine.device
 
     def learner(self, round_number: int, spare: Learner | None = None) -> Learner:
-        """Return the networks as saved after a round; round 0 is untrained.
-
-        If `spare` networks of the same kind are given, the saved tensors are loaded into them.
-        """
-        learner = spare if spare and round_number else self.untrained()
-        if round_number:
-            try:
-                learner.load_state_dict(self.states.load(round_number))
-            except RuntimeError:
-                raise ProtocolError(
-                    f"the networks that {self.name} saved in round {round_number} do not fit: its encoder's code or "
-                    "the config's [ssl] has changed since. Undo the change, or start another run."
-                ) from None
+        """Return the networks as saved after a round, loaded into `spare` ones of its kind; round 0 is untrained."""
+        if not round_number:
+            return self.untrained()
+        learner = spare or self.untrained()
+        try:
+            learner.load_state_dict(self.states.load(round_number))
+        except RuntimeError:
+            raise ProtocolError(
+                f"the networks that {self.name} saved in round {round_number} do not fit: its encoder's code or the "
+                "config's [ssl] has changed since. Undo the change, or start another run."
+            ) from None
         return learner
 
     def newest_round(self, limit: int) -> int:
@@ -145,7 +131,8 @@ class Participant:
     def encoder(self, trained: bool) -> nn.Module:
         """Return only the encoder, in evaluation mode. Unlike all networks, it does not need the method or the data."""
         example = blank(self.rad.shape[1:], self.rad.dtype)
-        module = seeded_encoder(self.model, *self.shape, self.config.seed, *self.seed_scope, example=example)
+        ssl, seed = self.config.ssl, self.config.seed
+        module = build_learner(self.model, ssl, *self.shape, seed, *self.seed_scope, example=example).encoder
         fit_whitening(module, self.rad)
         newest = self.states.newest(self.config.rounds) if trained else 0
         if newest:
@@ -164,7 +151,6 @@ def blank(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def _sizes_of(
     model: ModelConfig, ssl: SslConfig, shape: tuple[int, ...], dtype: torch.dtype, device: str
 ) -> tuple[int, int]:
-    """Return the numbers of parameters and of features of an encoder."""
     learner = build_learner(model, ssl, shape[0], shape[-1], 0, example=blank(shape, dtype))
     first = learner.projector[0]
     assert isinstance(first, nn.Linear)

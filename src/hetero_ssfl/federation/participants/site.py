@@ -1,7 +1,10 @@
-"""The protocol of all sites, and the files that creating a run writes."""
+"""The protocol of all sites, what they check, and the files that creating a run writes."""
 
+import csv
+import io
+import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -9,15 +12,19 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ...config import Config
-from ...data import Snapshot, digest, random_view
-from ...errors import ConfigError, HeteroSSFLError, ProtocolError
+from ...config import Config, ModelConfig
+from ...data import Skipped, Snapshot, digest, random_view
+from ...errors import ConfigError, HeteroSSFLError
 from ...kernels.cka import gram
+from ...learning.encoders import output_width
+from ...learning.learner import build_learner
+from ...methods import method_class
 from ...plugins import place
-from ...runs.files import save_tensors
-from ...runs.folder import SOURCES, RunFolder, SiteKind
-from ..wire import Header
-from .participant import Participant
+from ...runs.files import save_tensors, write_atomically
+from ...runs.folder import SKIPPED, SOURCES, RunFolder, SiteKind
+from .participant import Participant, blank
+
+log = logging.getLogger(__name__)
 
 NodeConfig = dict[str, str | int | float]
 """The engine's config of one node: enough for the node's process to open the site and find its participant."""
@@ -27,22 +34,8 @@ class ClientInfo(NamedTuple):
     """What is known of a participant without reading its data."""
 
     name: str
-    encoder: str
-    """The spec of its encoder."""
-    model: Path
-    """The folder of its finished model."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a participant is opened for."""
-
-    config: Config
-    header: Header
-    rad_shape: tuple[int, int] | None = None
-    """Channels and side of the RAD's images, if a node may introduce itself before it has the RAD."""
-    rad_sent: Tensor | None = None
-    """A RAD that came with the message. A node saves it if it does not have it already."""
+    encoder: str  # the spec of its encoder
+    model: Path  # the folder of its finished model
 
 
 @dataclass(frozen=True)
@@ -51,24 +44,31 @@ class Setup:
 
     rad: Tensor
     facts: Mapping[str, object]
-    split: Mapping[str, Tensor] | None = None
-    """The rows of each client, of the validation set and of the RAD, if this machine splits one data set."""
-    tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    """Other tensors to keep with the run, by the names of their files."""
-    files: Snapshot | None = None
-    """The files of the data, if this machine splits one data set of files."""
+    tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # kept with the run, by file names
+    skipped: Sequence[Skipped] = ()  # images that could not be read
+    files: Snapshot | None = None  # the files of the data, if this machine splits one data set of files
 
     def write(self, folder: RunFolder, kind: SiteKind) -> None:
         """Write them with the facts that every run has: its kind of site, its name, and the digest of its RAD."""
-        if self.split is not None:
-            save_tensors(folder.path / "split.safetensors", self.split)
         if self.files is not None:
             folder.write_json(SOURCES, {"data": self.files})
         for name, tensors in self.tensors.items():
             save_tensors(folder.path / f"{name}.safetensors", tensors)
         common = {"site": kind, "federation": uuid.uuid4().hex, "rad_digest": digest(self.rad)}
         save_tensors(folder.path / "rad.safetensors", {"pixels": self.rad}, {"digest": common["rad_digest"]})
+        list_skipped(folder.path / SKIPPED, self.skipped)
         folder.write_json("facts.json", {**common, **self.facts})
+
+
+def list_skipped(file: Path, skipped: Sequence[Skipped]) -> None:
+    """Write which images could not be read, and why, to a table. Print the first five, once."""
+    if not skipped or file.exists():
+        return
+    text = io.StringIO()
+    csv.writer(text).writerows([Skipped._fields, *skipped])
+    write_atomically(file, text.getvalue().encode())
+    first = "; ".join(f"{image.image} {image.reason}" for image in skipped[:5])
+    log.warning("%d images are skipped, all listed in %s: %s", len(skipped), file, first + "; ..." * (len(skipped) > 5))
 
 
 class Site(Protocol):
@@ -88,20 +88,36 @@ class Site(Protocol):
     def nodes(self, folder: RunFolder) -> list[NodeConfig]:
         """Return the engine's config of each node. Raise RunError if the participants cannot train here."""
 
-    def participant(self, folder: RunFolder, number: int, request: Request) -> Participant:
-        """Return one participant, trained as the request's config asks."""
+    def participant(self, folder: RunFolder, number: int, config: Config) -> Participant:
+        """Return one participant, trained as the config asks."""
 
 
-def load_rad_of(folder: RunFolder) -> Tensor:
-    """Return the RAD that a run folder keeps."""
-    pixels, wanted = folder.rad()
-    if digest(pixels) != wanted:
-        raise ProtocolError(f"the RAD in '{folder.path}' does not match its digest {wanted[:12]}. Start the run again.")
-    return pixels
+def check_parts(
+    config: Config, rad: Tensor, models: Mapping[str, ModelConfig], labels: Mapping[str, Tensor | None]
+) -> None:
+    """Try the device, the views, the kernel and each model once. They may be the user's own."""
+    try:
+        torch.zeros((), device=config.engine.device)
+    except (RuntimeError, AssertionError) as error:
+        what, reason = f"engine.device = '{config.engine.device}'", str(error).splitlines()[0]
+        raise ConfigError(f"{what} cannot be used: {reason}. Set engine.device = 'cpu'.") from None
+    unlabeled = [name for name, own in labels.items() if own is None]
+    if method_class(config.method).needs_labels and unlabeled:
+        raise ConfigError(f"method '{config.method}' needs labels, but {unlabeled[0]} has none. Choose another method.")
+    view, example = _try_own_functions(config, rad), blank(rad.shape[1:], rad.dtype)
+    first: dict[ModelConfig, str] = {}
+    for name, model in models.items():
+        first.setdefault(model, name)
+    for model, name in first.items():
+        try:
+            learner = build_learner(model, config.ssl, rad.shape[1], rad.shape[-1], config.seed, example=example)
+            output_width(learner.encoder, model.encoder, view)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
 
 
-def try_own_functions(config: Config, rad: Tensor) -> Tensor:
-    """Call the views and the kernel once, which may be the user's own. Return two views of RAD samples."""
+def _try_own_functions(config: Config, rad: Tensor) -> Tensor:
+    """Call the views and the kernel once. Return two views of RAD samples."""
     trying = f"alignment.kernel = '{config.alignment.kernel}'"
     try:
         gram(torch.eye(4, 3), config.alignment)
@@ -114,15 +130,8 @@ def try_own_functions(config: Config, rad: Tensor) -> Tensor:
         raise ConfigError(f"{trying} failed: {type(error).__name__}: {reason}{place(error)}. Fix it.") from error
 
 
-def holdings(rows: Mapping[str, Tensor | None], classes: int) -> dict[str, list[int]]:
-    """Return the number of images of each class that each client with labels has."""
-    counted = {name: labels for name, labels in rows.items() if labels is not None}
-    return {name: torch.bincount(labels, minlength=classes).tolist() for name, labels in counted.items()}
-
-
-def check_device(name: str) -> None:
-    try:
-        torch.zeros((), device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"engine.device = '{name}' cannot be used: {reason}. Set engine.device = 'cpu'.") from None
+def facts_of(classes: tuple[str, ...], skipped: int, labels: Mapping[str, Tensor | None]) -> dict[str, object]:
+    """Return the classes, the number of skipped images, and the images of each class that labeled clients have."""
+    counted = {name: torch.bincount(own, minlength=len(classes)) for name, own in labels.items() if own is not None}
+    holdings = {"holdings": {name: counts.tolist() for name, counts in counted.items()}} if counted else {}
+    return {"classes": classes, "skipped_images": skipped, **holdings}

@@ -13,22 +13,30 @@ from ...methods import ClientId, Method, ServerState
 from ...methods.capabilities import GlobalModel
 from ...runs.events import Evaluated, Evaluating, Finished, FloorProbed, never_trained
 from ...runs.folder import resume_command
-from ..wire import pack, read_metrics
+from ..wire import metrics_of, pack, reply_of
+from .messenger import Contents
 from .roster import Roster
+
+Scores = dict[ClientId, dict[str, float]]
+
+
+def ask_for_metrics(roster: Roster, number: int, contents: Contents, may_fail: bool = False) -> Scores:
+    """Return the metrics of all clients that gave usable answers, in the order of the questions."""
+    scores: Scores = {}
+
+    def read(name: ClientId, content: RecordDict) -> None:
+        with reply_of(name):
+            scores[name] = metrics_of(content)
+
+    roster.ask("evaluate", number, contents, read, may_fail=may_fail)
+    return {name: scores[name] for name in contents if name in scores}
 
 
 def evaluate(roster: Roster, number: int, split: str, export: bool = False) -> Evaluated:
     """Ask every connected client for its accuracy after a round."""
-    scores: dict[ClientId, dict[str, float]] = {}
-
-    def read(name: ClientId, content: RecordDict) -> None:
-        scores[name] = read_metrics(content, roster.header(number), name)
-
     roster.listen(Evaluating(number, split))
-    asked = sorted(roster.ids)
-    contents = {name: pack(fields={**roster.fields(number, name), "split": split, "export": export}) for name in asked}
-    roster.ask("evaluate", number, contents, read)
-    scores = {name: scores[name] for name in asked if name in scores}
+    asked = {name: roster.content(number, name, split=split, export=export) for name in sorted(roster.ids)}
+    scores = ask_for_metrics(roster, number, asked)
     event = Evaluated(number, split, scores, means(scores))
     roster.listen(event)
     return event
@@ -39,20 +47,14 @@ def probe_floors(roster: Roster, split: str) -> list[FloorProbed]:
 
     On one machine all clients are probed with the same labels, so one client of each encoder answers for the others.
     """
+    speaker = {name: name for name in sorted(roster.ids)}
+    if not roster.may_be_away:
+        firsts = {roster.about[name].encoder: name for name in sorted(roster.ids, reverse=True)}
+        speaker = {name: firsts[roster.about[name].encoder] for name in speaker}
     events = []
     for floor in FLOORS if roster.config.evaluation.floors and roster.config.evaluation.probes else ():
-        scores: dict[ClientId, dict[str, float]] = {}
-
-        def read(name: ClientId, content: RecordDict, scores: dict[ClientId, dict[str, float]] = scores) -> None:
-            scores[name] = read_metrics(content, roster.header(0), name)
-
-        speaker = {name: name for name in sorted(roster.ids)}
-        if not roster.may_be_away:
-            firsts = {str(roster.models[name]["encoder"]): name for name in sorted(roster.ids, reverse=True)}
-            speaker = {name: firsts[str(roster.models[name]["encoder"])] for name in speaker}
-        fields = {"split": split, "floor": floor}
-        asked = {name: pack(fields={**roster.fields(0, name), **fields}) for name in sorted(set(speaker.values()))}
-        roster.ask("evaluate", 0, asked, read)
+        asked = {name: roster.content(0, name, split=split, floor=floor) for name in sorted(set(speaker.values()))}
+        scores = ask_for_metrics(roster, 0, asked)
         known = {name: scores[first] for name, first in speaker.items() if scores.get(first)}
         if known:
             events.append(FloorProbed(split, floor, known, means(known)))
@@ -73,50 +75,40 @@ def below_floors(mean: Mapping[str, float], floors: Sequence[FloorProbed]) -> st
 
 def evaluate_shared(roster: Roster, number: int, weights: Mapping[str, Tensor]) -> dict[str, float]:
     """Probe the global model at the first client that is able to. Only the metrics for all classes are kept."""
-    scores: dict[str, float] = {}
-
-    def read(name: ClientId, content: RecordDict) -> None:
-        metrics = read_metrics(content, roster.header(number), name)
-        scores.update({key: value for key, value in metrics.items() if key.endswith("_all")})
-
+    content = RecordDict({**roster.content(number, split="test"), "arrays": pack(weights)["arrays"]})
     for name in sorted(roster.ids):
-        content = pack(weights, {**roster.fields(number), "split": "test"})
-        if not roster.ask("evaluate", number, {name: content}, read, may_fail=True).excluded:
-            return scores
-    raise RunError(
-        "no client could evaluate the global model. All training is kept; fix the problems above and "
-        f"continue with: {resume_command(roster.folder.path)}"
-    )
+        for metrics in ask_for_metrics(roster, number, {name: content}, may_fail=True).values():
+            return {key: value for key, value in metrics.items() if key.endswith("_all")}
+    resume = resume_command(roster.folder.path)
+    raise RunError(f"no client could evaluate the global model. Fix the problems above and continue with: {resume}")
 
 
 def finish(roster: Roster, method: Method, state: ServerState) -> None:
     """Evaluate on the test images and write results.json. No other step of a run uses the test images."""
     config, folder = roster.config, roster.folder
     final = evaluate(roster, state.round, "test", export=True)
-    untrained = evaluate(roster, 0, "test") if config.evaluation.untrained else None
-    floors = probe_floors(roster, "test")
+    labeled = any(final.clients.values())  # otherwise there is nothing to compare with, and each question costs time
+    untrained = evaluate(roster, 0, "test") if config.evaluation.untrained and labeled else None
+    floors = probe_floors(roster, "test") if labeled else []
     missing = [name for event in (final, untrained) if event for name in roster.ids if name not in event.clients]
     if missing and not roster.may_be_away:
-        raise RunError(
-            f"{', '.join(sorted(set(missing)))} could not be evaluated at the end; all training is kept. "
-            f"Fix the problem above and continue with: {resume_command(folder.path)}"
-        )
+        who, resume = ", ".join(sorted(set(missing))), resume_command(folder.path)
+        raise RunError(f"{who} could not be evaluated at the end. Fix the problem above and continue with: {resume}")
     untouched = never_trained(final.clients, folder.events())
     trained = {name: figures for name, figures in final.clients.items() if name not in untouched}
+    about = {name: roster.about[name] for name in final.clients}
     results: dict[str, Any] = {
         "method": config.method,
         "round": state.round,
         "seed": config.seed,
         "clients": final.clients,
-        "models": {name: roster.models[name] for name in final.clients},
+        "models": {name: {"encoder": it.encoder, "parameters": it.parameters} for name, it in about.items()},
         "mean": means(trained),
-        "sd_over_clients": _deviations(trained),
+        "sd_over_clients": {key: stdev(column) for key, column in _columns(trained).items() if len(column) > 1},
         "untrained": untrained.clients if untrained else {},
         "floors": {floor.name: floor.clients for floor in floors},
     }
-    warning = below_floors(results["mean"], floors)
-    if warning:
-        roster.warn(warning)
+    roster.warn(below_floors(results["mean"], floors))
     if untouched:  # not part of the means
         results["never_trained"] = untouched
     absent = sorted(set(state.roster) - set(final.clients))
@@ -130,16 +122,10 @@ def finish(roster: Roster, method: Method, state: ServerState) -> None:
 
 
 def means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean over clients of each metric."""
+    """Return the mean of each metric over the clients that have it."""
     return {key: sum(column) / len(column) for key, column in _columns(scores).items()}
 
 
-def _deviations(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return the sample standard deviation over clients of each metric."""
-    return {key: stdev(column) for key, column in _columns(scores).items() if len(column) > 1}
-
-
 def _columns(scores: Mapping[str, Mapping[str, float]]) -> dict[str, list[float]]:
-    """Return the values of each metric, of those clients that have it."""
     keys = sorted({key for values in scores.values() for key in values})
     return {key: [values[key] for values in scores.values() if key in values] for key in keys}

@@ -11,7 +11,6 @@ bit-identical results.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -23,21 +22,14 @@ from ...errors import FaultError, LostStateError, TooFewRepliesError
 from ...methods import ClientId, Method, ServerState, Update, method_for
 from ...methods.base import without
 from ...methods.capabilities import Forgets, KernelSnapshot, Metrics, SecureSums, Warnings
-from ...runs.events import (
-    ClientTrained,
-    Event,
-    KernelsSeen,
-    Listener,
-    RoundBegun,
-    RoundDone,
-    Started,
-)
+from ...runs.events import ClientTrained, Event, KernelsSeen, Listener, RoundBegun, RoundDone, Started
 from ...runs.folder import RunFolder, resume_command
 from ...seeding import rng_for
 from ..wire import pack, read_update
 from .evaluating import evaluate, finish, means, probe_floors
+from .messenger import Contents
 from .roster import Roster
-from .saving import Saved, restore_state, save_contribution, save_state, step_back
+from .saving import restore_state, save_contribution, save_state, step_back
 from .seats import capped_sizes, typical_opening
 from .sums import Outcome, SecureRound
 
@@ -50,45 +42,40 @@ class Server:
         self.method: Method = method_for(config)
         self.roster = Roster(grid, folder, config, listen)
         self.may_be_away = self.roster.may_be_away
-        self.doubted: set[ClientId] = set()
-        """Clients whose claimed number of images was reduced."""
+        self.doubted: set[ClientId] = set()  # clients whose claimed number of images was reduced
         self.stepped_back = False
-
-    # --- the loop ---
 
     def run(self) -> None:
         """Run all remaining rounds. A damaged state is computed again from the round before it, once."""
         try:
-            saved = restore_state(self.folder)
+            state = restore_state(self.folder)
         except LostStateError as error:
-            saved = self.step_back(error)
-        self.roster.gather(saved.state if saved else None)
+            state = self.step_back(error)
+        self.roster.gather(state)
         while True:
             try:
-                return self.play_all(saved)
+                return self.play_all(state)
             except LostStateError as error:
-                saved = self.step_back(error)
+                state = self.step_back(error)
 
-    def step_back(self, lost: LostStateError) -> Saved:
+    def step_back(self, lost: LostStateError) -> ServerState:
         """Return to the round before the last one. Repeating it gives the same bits, and replaces what is damaged."""
         new_bits = self.config.privacy.secure or self.config.privacy.epsilon is not None  # masks, noise
-        saved = None if self.stepped_back or new_bits else step_back(self.folder)
-        if saved is None:
+        state = None if self.stepped_back or new_bits else step_back(self.folder)
+        if state is None:
             raise FaultError(f"{lost} The round before it cannot be repeated.") from None
         self.stepped_back = True
-        self.roster.warn(f"{lost} The run goes back to round {max(0, saved.state.round)} and repeats what followed.")
-        return saved
+        self.roster.warn(f"{lost} The run goes back to round {max(0, state.round)} and repeats what followed.")
+        return state
 
-    def play_all(self, saved: Saved | None) -> None:
-        if saved is None:
+    def play_all(self, state: ServerState | None) -> None:
+        if state is None:
             everyone = tuple(sorted(self.roster.ids))
             first = 0 if self.method.opening == "nobody" else -1
-            saved = Saved(ServerState(first, everyone, seats=self.roster.held()), dict.fromkeys(everyone, 0))
-        state, everyone, self.roster.trained = saved.state, saved.state.roster, dict(saved.trained)
+            state = ServerState(first, everyone, seats=self.roster.held(), trained=dict.fromkeys(everyone, 0))
+        everyone, self.roster.trained = state.roster, dict(state.trained)
         self.listen(Started(max(0, state.round), self.config.rounds, everyone))
-        warning = self.method.start_warning(len(everyone)) if isinstance(self.method, Warnings) else None
-        if warning:
-            self.roster.warn(warning)
+        self.roster.warn(self.method.start_warning(len(everyone)) if isinstance(self.method, Warnings) else None)
         if state.round <= 0 and self.config.evaluation.every and not self.folder.events():
             floors = probe_floors(self.roster, "validation")
             self.folder.append_events([*floors, evaluate(self.roster, 0, "validation")])
@@ -108,19 +95,18 @@ class Server:
         broadcasts = self.broadcasts(state, selected, number)
         if self.config.privacy.secure:
             assert isinstance(self.method, SecureSums)  # method_for has checked it
-            secure = SecureRound(self.roster, self.method, number, selected)
-            done = secure.play(state, broadcasts)
-            self.roster.trained |= dict.fromkeys(secure.trained, number) if number > 0 else {}
+            done = SecureRound(self.roster, self.method, number, selected).play(state, broadcasts)
         else:
             done = self.play_plain(state, broadcasts, number)
         state, events = done.state, done.events
-        if number > 0 and self.due(number):
+        every = self.config.evaluation.every
+        if every and number > 0 and (number % every == 0 or number == self.config.rounds):
             events.append(evaluate(self.roster, number, "validation"))
         kernels = self.method.kernel_snapshot(state) if isinstance(self.method, KernelSnapshot) else {}
         events += [KernelsSeen(number, **kernels)] if kernels else []
         summary = self.summary(done, time.perf_counter() - started)
         self.folder.append_events([*events, summary])
-        state = save_state(self.folder, state, self.roster.trained)
+        state = save_state(self.folder, replace(state, trained=dict(self.roster.trained)))
         for name in selected if not self.may_be_away else ():
             self.folder.states(name).prune()
         self.listen(summary)
@@ -134,52 +120,33 @@ class Server:
             arrays = self.method.broadcast(state, name).arrays
             same = packed.get(key := tuple(map(id, arrays.values())))
             whole = same or pack(arrays)
-            contents[name] = RecordDict({**pack(fields=self.roster.fields(number, name)), "arrays": whole["arrays"]})
+            contents[name] = RecordDict({**self.roster.content(number, name), "arrays": whole["arrays"]})
             if all(any(array is kept for kept in state.shared.values()) for array in arrays.values()):
                 packed[key] = whole  # the state keeps these arrays alive, so no other has their ids
         return contents
 
-    def play_plain(self, state: ServerState, contents: Mapping[ClientId, RecordDict], number: int) -> Outcome:
+    def play_plain(self, state: ServerState, contents: Contents, number: int) -> Outcome:
         """Run a round in which the server sees each reply."""
-        updates, events, diverged = self.collect(state, contents, number)
-        needed = min(self.config.engine.min_replies, len(contents))
-        if self.opens_alone(state):
-            needed = 1
-        if len(updates) < needed:
-            if diverged:
-                raise self.diverged(state, diverged[0])
-            raise TooFewRepliesError(
-                f"round {number} got {len(updates)} usable replies, expected at least {needed}. First reason: "
-                f"{next(excluded_in(events), 'none')} "
-                f"Fix this and continue with: {resume_command(self.folder.path)}"
-            )
-        updates = self.weighed(state, updates) if self.may_be_away else updates
-        metrics = means({name: update.metrics for name, update in updates.items()})
-        return Outcome(self.method.aggregate(state, updates), events, len(updates), metrics)
-
-    def diverged(self, state: ServerState, reason: str) -> TooFewRepliesError:
-        lower = resume_command(self.folder.path, "optim.lr", self.config.optim.lr / 10)
-        return TooFewRepliesError(
-            f"the loss diverged: {reason} Round {max(0, state.round)}, the last finished one, is kept: continue from "
-            f"there with, for example, a lower learning rate: {lower}"
-        )
-
-    def collect(
-        self, state: ServerState, contents: Mapping[ClientId, RecordDict], number: int
-    ) -> tuple[dict[ClientId, Update], list[Event], list[str]]:
-        """Send the round's messages. Return the usable replies, one event per selected client, and the reasons of
-        clients whose loss diverged."""
         updates: dict[ClientId, Update] = {}
 
         def read(name: ClientId, content: RecordDict) -> None:
-            update = read_update(content, self.roster.header(number), name)
+            update = read_update(content, name)
             self.method.check(state, name, update)
             if self.method.keeps_replies:  # in memory the replies of a round could be many
                 update = replace(update, arrays=save_contribution(self.folder, name, number, update.arrays))
             updates[name] = update
 
         answers = self.roster.ask("train", number, contents, read)
-        self.roster.trained |= dict.fromkeys(answers.worked, number) if number > 0 else {}
+        updates = {name: updates[name] for name in contents if name in updates}  # not in the order of arrival
+        needed = 1 if self.opens_alone(state) else min(self.config.engine.min_replies, len(contents))
+        if len(updates) < needed:
+            what = f"round {number} got {len(updates)} usable replies, expected at least {needed}. First reason"
+            remedy = f"Fix this and continue with: {resume_command(self.folder.path)}"
+            if answers.diverged:
+                lower = resume_command(self.folder.path, "optim.lr", self.config.optim.lr / 10)
+                what, remedy = "the loss diverged", f"Continue with, for example, a lower learning rate: {lower}"
+            first = [*answers.diverged, *answers.excluded.values(), "none."][0]
+            raise TooFewRepliesError(f"{what}: {first} {remedy}")
         events: list[Event] = []
         for name, sent in answers.sent.items():
             if name in answers.excluded:
@@ -187,14 +154,13 @@ class Server:
                 continue
             update, size = updates[name], answers.received[name]
             warning = collapse_warning(update)
-            if warning:
-                self.roster.warn(f"{name}: {warning}")
+            self.roster.warn(warning and f"{name}: {warning}")
             examples = update.examples if self.config.privacy.epsilon is None else None  # with noise it is not sent
             figures = dict(update.metrics)
             events.append(ClientTrained(number, name, sent, size, examples, warning=warning, figures=figures))
-        return {name: updates[name] for name in contents if name in updates}, events, answers.diverged
-
-    # --- no participant counts for more than its seat ---
+        updates = self.weighed(state, updates) if self.may_be_away else updates
+        metrics = means({name: update.metrics for name, update in updates.items()})
+        return Outcome(self.method.aggregate(state, updates), events, len(updates), metrics)
 
     def opens_alone(self, state: ServerState) -> bool:
         """Tell whether the next round is an opening that needs the reply of one client only."""
@@ -206,14 +172,12 @@ class Server:
             chosen = typical_opening(updates)
             return {chosen: updates[chosen]}
         claims = {name: update.examples for name, update in updates.items()}
-        others = {**{name: n for name, n in self.roster.examples.items() if n > 0}, **state.examples}
-        sizes = capped_sizes(claims, others, self.config.clients)
+        reported = {name: about.examples for name, about in self.roster.about.items() if about.examples > 0}
+        sizes = capped_sizes(claims, {**reported, **state.examples}, self.config.clients)
         for name in (name for name in claims if sizes[name] < claims[name] and name not in self.doubted):
             self.doubted.add(name)
-            self.roster.warn(
-                f"{name} claims {claims[name]:,} images, which count as {sizes[name]:,}. "
-                "If the number is right, register it: clients.seats."
-            )
+            remedy = "If the number is right, register it: clients.seats."
+            self.roster.warn(f"{name} claims {claims[name]:,} images, which count as {sizes[name]:,}. {remedy}")
         return {name: replace(update, examples=sizes[name]) for name, update in updates.items()}
 
     def forget_absent(self, state: ServerState) -> ServerState:
@@ -221,13 +185,10 @@ class Server:
         if not gone:
             return state
         after = self.method.forget(state, gone) if isinstance(self.method, Forgets) else without(state, gone)
+        rounds = self.config.clients.absent_rounds
         for name in (name for name in gone if name not in after.clients):
-            self.roster.warn(
-                f"{name} is absent for {self.config.clients.absent_rounds} rounds: its contribution leaves."
-            )
+            self.roster.warn(f"{name} is absent for {rounds} rounds: its contribution leaves.")
         return after
-
-    # --- the clients of a round ---
 
     def sample(self, state: ServerState) -> tuple[ClientId, ...]:
         """Sample the clients of the next round. The result depends only on the connected names and the seed."""
@@ -237,16 +198,10 @@ class Server:
         chosen = torch.randperm(len(online), generator=rng)[:wanted].sort().values
         return tuple(online[int(k)] for k in chosen)
 
-    def due(self, number: int) -> bool:
-        every = self.config.evaluation.every
-        return bool(every) and (number % every == 0 or number == self.config.rounds)
-
     def summary(self, done: Outcome, seconds: float) -> RoundDone:
         state = done.state
         figures = {**done.figures, **(self.method.metrics(state) if isinstance(self.method, Metrics) else {})}
-        warning = self.method.round_warning(figures) if isinstance(self.method, Warnings) else None
-        if warning:
-            self.roster.warn(warning)
+        self.roster.warn(self.method.round_warning(figures) if isinstance(self.method, Warnings) else None)
         away = [name for name in state.roster if name not in self.roster.ids]
         return RoundDone(state.round, done.replies, round(seconds, 3), away or None, figures)
 
@@ -255,8 +210,3 @@ def collapse_warning(update: Update) -> str | None:
     """Return a warning if a client maps all images to nearly the same features."""
     spread = update.metrics.get("spread", 1.0)
     return f"features have collapsed (spread {spread:.3f})" if spread < MIN_SPREAD else None
-
-
-def excluded_in(events: Iterable[Event]) -> Iterator[str]:
-    """Yield the reasons for which replies were excluded."""
-    yield from (event.excluded for event in events if isinstance(event, ClientTrained) and event.excluded)

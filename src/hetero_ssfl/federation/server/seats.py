@@ -5,7 +5,7 @@ run, and a name belongs to one node.
 """
 
 from collections.abc import Collection, Mapping
-from statistics import median, median_low
+from statistics import median, median_low, mode
 
 from ...config import ClientsConfig
 from ...errors import ProtocolError
@@ -21,10 +21,6 @@ class Seats:
         self.clients = clients
         self.holders: dict[ClientId, int | None] = {}
         """Flower's id of the node that holds each name; None if the name belongs to the run, but to no known node."""
-
-    def restore(self, roster: Collection[ClientId], holders: Mapping[ClientId, int]) -> None:
-        """Continue with the seats of a saved run."""
-        self.holders = {name: holders.get(name) for name in roster}
 
     def reopen(self, connected: Collection[int]) -> bool:
         """Forget the node ids, not the names, if the SuperLink has a new database, in which every node has a new id.
@@ -47,19 +43,15 @@ class Seats:
             raise NoSeatError(f"node {node} has the name '{name}', which belongs to node {registered.node}.")
         if self.clients.rejoin == "key":
             if holder not in (None, node):
-                raise NoSeatError(
-                    f"node {node} has the name '{name}', which belongs to node {holder}. Give each node its own name; "
-                    "if nodes have no keys and so get new ids, set clients.rejoin = 'name'."
-                )
+                remedy = "Give each node its own name, or set clients.rejoin = 'name' if nodes have no keys."
+                raise NoSeatError(f"node {node} has the name '{name}', which belongs to node {holder}. {remedy}")
             before = next((other for other, held in self.holders.items() if held == node and other != name), None)
             if before:
                 raise NoSeatError(f"node {node} has the name '{name}', but it was '{before}'. A node keeps its name.")
         most = self.clients.count + self.clients.newcomers
         if name not in self.holders and len(self.holders) >= most:
-            raise NoSeatError(
-                f"node {node} ('{name}') cannot join: all {most} seats are taken. "
-                "Raise clients.count, or allow more nodes to join during a run with clients.newcomers."
-            )
+            remedy = "Raise clients.count, or clients.newcomers during a run."
+            raise NoSeatError(f"node {node} ('{name}') cannot join: all {most} seats are taken. {remedy}")
         self.holders[name] = node
 
 
@@ -77,8 +69,6 @@ def capped_sizes(
     return {name: capped[name] if name in registered else min(capped[name], most) for name in claims}
 
 
-# --- the first weights of a method that averages ---
-
 UNUSUAL = 10.0  # times the median norm, or a fraction of it
 
 
@@ -87,18 +77,11 @@ def typical_opening(updates: Mapping[ClientId, Update]) -> ClientId:
 
     All clients start from its weights. Others could not load weights of another shape, and all would be excluded.
     """
-    kinds = {name: _kind(update) for name, update in updates.items()}
-    counts = list(kinds.values())
-    usual = max(counts, key=counts.count)
-    norms = {name: _norm(update) for name, update in updates.items() if kinds[name] == usual}
+    arrays = {name: update.arrays for name, update in updates.items()}
+    kinds = {name: tuple(sorted((k, a.shape, str(a.dtype)) for k, a in own.items())) for name, own in arrays.items()}
+    usual = mode(kinds.values())
+    alike = [name for name in arrays if kinds[name] == usual]
+    norms = {name: sum(float(a.double().square().sum()) for a in arrays[name].values()) ** 0.5 for name in alike}
     middle = median(norms.values())
     similar = (name for name, norm in norms.items() if middle / UNUSUAL <= norm <= middle * UNUSUAL)
     return next(similar, next(iter(norms)))
-
-
-def _kind(update: Update) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    return tuple(sorted((name, tuple(array.shape), str(array.dtype)) for name, array in update.arrays.items()))
-
-
-def _norm(update: Update) -> float:
-    return sum(float(array.double().square().sum()) for array in update.arrays.values()) ** 0.5

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...errors import RunError
-from ...plugins import load_module
+from ...plugins import install_command, load_module
 from ...runs.events import ClientTrained, Evaluated, Event, Finished, Listener, RoundDone, Started, from_lines
 from ...runs.folder import RunFolder
 
@@ -22,7 +22,7 @@ def check_tracking(config: Config) -> Any:
     """Import and return torch.utils.tensorboard if the config asks for it. Raise ConfigError if it is missing."""
     if not config.tracking.tensorboard:
         return None
-    return load_module("torch.utils.tensorboard", "Install it: pip install 'hetero-ssfl[tensorboard]'")
+    return load_module("torch.utils.tensorboard", f"Install it: {install_command('tensorboard')}")
 
 
 def tracking(folder: RunFolder, listen: Listener) -> Listener:
@@ -30,24 +30,26 @@ def tracking(folder: RunFolder, listen: Listener) -> Listener:
     package = check_tracking(folder.read_config())
     if package is None:
         return listen
-    place = folder.path / "tensorboard"
+    place, lines = folder.path / "tensorboard", folder.path / "events.jsonl"
     writer: Any = None
     read = 0  # bytes of events.jsonl that have been converted to points
 
     def track(event: Event) -> None:
         nonlocal writer, read
+        written: list[Event] = []
         try:
             if isinstance(event, Started):
                 shutil.rmtree(place, ignore_errors=True)
                 read = 0  # the run may have gone back a round
                 writer = package.SummaryWriter(str(place), purge_step=0)  # also clears a viewer that is open
                 writer.add_custom_scalars({"clients": {key: ["Multiline", [f"{key}/.*"]] for key in TOGETHER}})
-            if isinstance(event, Started | RoundDone):
-                events, read = _new_events(folder, read)
-                for written in events:
-                    _write(writer, written)
+            if isinstance(event, Started | RoundDone) and lines.exists():
+                content = lines.read_bytes()
+                written, read = from_lines(content[read:].splitlines()), len(content)
             if isinstance(event, Finished):
-                _write(writer, Evaluated(event.round, "test", event.results["clients"], event.results["mean"]))
+                written = [Evaluated(event.round, "test", event.results["clients"], event.results["mean"])]
+            for point in (point for each in written for point in points(each)):
+                writer.add_scalar(*point)
             if isinstance(event, Started | RoundDone | Finished):
                 writer.flush()
             if isinstance(event, Finished):
@@ -59,29 +61,13 @@ def tracking(folder: RunFolder, listen: Listener) -> Listener:
     return track
 
 
-def _new_events(folder: RunFolder, start: int) -> tuple[list[Event], int]:
-    """Return the events appended to events.jsonl since byte `start`, and the new end of the file."""
-    path = folder.path / "events.jsonl"
-    if not path.exists():
-        return [], start
-    with path.open("rb") as file:
-        file.seek(start)
-        lines = file.read()
-    return from_lines(lines.splitlines()), start + len(lines)
-
-
-def _write(writer: Any, event: Event) -> None:
-    if isinstance(event, ClientTrained | RoundDone | Evaluated):
-        for tag, value in points(event):
-            writer.add_scalar(tag, value, event.round)
-
-
-def points(event: ClientTrained | RoundDone | Evaluated) -> Iterator[tuple[str, float]]:
-    """Yield the tags and values of an event: FIGURE/CLIENT, SPLIT_PROBE/CLIENT (or mean) and round/FIGURE."""
+def points(event: Event) -> Iterator[tuple[str, float, int]]:
+    """Yield tag, value and round of each number: FIGURE/CLIENT, SPLIT_PROBE/CLIENT (or mean) and round/FIGURE."""
     if isinstance(event, Evaluated):
         for client, scores in [*event.clients.items(), ("mean", event.mean)]:
-            yield from ((f"{event.split}_{key}/{client}", value) for key, value in scores.items())
-        return
-    numbers = {key: value for key, value in event.to_json().items() if type(value) in (int, float) and key != "round"}
-    for key, value in numbers.items():
-        yield (f"{key}/{event.client}" if isinstance(event, ClientTrained) else f"round/{key}"), value
+            yield from ((f"{event.split}_{key}/{client}", value, event.round) for key, value in scores.items())
+    if isinstance(event, ClientTrained | RoundDone):
+        for key, value in event.to_json().items():
+            if type(value) in (int, float) and key != "round":
+                tag = f"{key}/{event.client}" if isinstance(event, ClientTrained) else f"round/{key}"
+                yield tag, value, event.round

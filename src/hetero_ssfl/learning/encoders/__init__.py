@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigError
-from ...plugins import GIVEN, find, load_module, place
+from ...plugins import GIVEN, find, install_command, load_module, place
 from .mobilenet import MobileNet
 from .onednn import guard_convolutions
 from .resnet import STAGES, ResNet
@@ -51,11 +51,9 @@ def build_encoder(spec: str, in_channels: int, side: int, example: Tensor | None
     name, options = parse_spec(spec)
     factory = _factory(name)
     accepted = inspect.signature(factory).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-    given = {"in_channels": in_channels, "side": side}
-    given = {key: value for key, value in given.items() if key in accepted}
-    unknown = [key for key in options if key not in accepted and not takes_all]
-    if unknown:
+    given = {key: value for key, value in {"in_channels": in_channels, "side": side}.items() if key in accepted}
+    unknown = [key for key in options if key not in accepted]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
         names = ", ".join(key for key in accepted if key not in given)
         raise ConfigError(f"encoder '{spec}' has no option '{unknown[0]}', expected one of: {names}.")
     if name.startswith("timm:"):
@@ -82,14 +80,11 @@ def output_width(encoder: nn.Module, spec: str, example: Tensor) -> int:
         with torch.no_grad():
             out = encoder(example)
     except Exception as error:  # a user's module may raise anything
-        kind, remedy = "inputs", "Choose an encoder for this shape"
-        if example.ndim == 4:
-            kind, remedy = (
-                "images",
-                "Choose an encoder for these channels and this size, or set data.side and data.channels",
-            )
+        images = example.ndim == 4
+        remedy = "these channels and this size, or set data.side and data.channels" if images else "this shape"
         raise ConfigError(
-            f"encoder '{spec}' fails on {kind} of shape {tuple(example.shape[1:])}: {_line(error)}. {remedy}."
+            f"encoder '{spec}' fails on {'images' if images else 'inputs'} of shape {tuple(example.shape[1:])}: "
+            f"{_line(error)}. Choose an encoder for {remedy}."
         ) from error
     finally:
         for module, training in modes.items():
@@ -115,11 +110,11 @@ def _line(error: Exception) -> str:
 
 def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
     """Parse `name(key=value, ...)` with literal values, or just `name`."""
-    name, bracket, _ = spec.partition("(")
+    name, bracket, options = spec.partition("(")
     if not bracket:
         return spec.strip(), {}
     try:
-        call = ast.parse(f"f({spec.partition('(')[2]}", mode="eval").body
+        call = ast.parse(f"f({options}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError
         return name.strip(), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
@@ -146,7 +141,7 @@ def _factory(name: str) -> Callable[..., nn.Module]:
             "package.module:callable."
         )
     if source == "timm":
-        return partial(load_module("timm", "Install it: pip install 'hetero-ssfl[timm]'").create_model, attribute)
+        return partial(load_module("timm", f"Install it: {install_command('timm')}").create_model, attribute)
     if source == "torchvision":
         models = load_module("torchvision.models", "Install it: pip install torchvision (for your torch build)")
         return partial(_torchvision, models, attribute)

@@ -10,7 +10,9 @@ C is the correlation, over the batch, between the dimensions of one view and tho
 from torch import Tensor
 
 from ...config import SslConfig
-from .pairs import EPS, off_diagonal
+from .pairs import off_diagonal
+
+EPS = 1e-5  # that of the batch normalisation in the authors' code
 
 
 def barlow_twins(z_1: Tensor, z_2: Tensor, ssl: SslConfig) -> Tensor:

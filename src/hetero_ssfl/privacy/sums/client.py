@@ -5,6 +5,7 @@ Each phase is one function. It checks what the server sent, and returns the repl
 The server is not trusted. A message that would help it to learn a single summand raises ProtocolError.
 """
 
+import hmac
 import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +13,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from ...errors import ProtocolError
-from .graph import neighbours
 from .keys import (
     KEY,
     PublicKeys,
@@ -20,19 +20,21 @@ from .keys import (
     Verify,
     agree,
     commitment,
+    confirm_key,
     digest_of,
     fingerprint,
     mask_seed,
     public_key,
     seal,
     seal_key,
+    tag_of,
     unseal,
 )
-from .masks import Vector, mask_of, sign_of
-from .rules import Rules, Session
+from .rules import Rules, Session, neighbours
 from .shamir import SHARE, Random, split
+from .vectors import Vector, mask_of, sign_of
 
-Phase = Literal["keys", "shares", "masked"]
+Phase = Literal["keys", "shares", "masked", "confirmed"]
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,13 @@ class ClientState:
     self_seed: bytes = b""
     own_share: bytes = b""
     participants: tuple[str, ...] = ()
-    peers: Mapping[str, tuple[bytes, bytes]] = field(default_factory=dict)
-    """For each neighbour, the key of the share that it seals for us, and the seed of the common mask."""
+    peers: Mapping[str, tuple[bytes, bytes, bytes]] = field(default_factory=dict)
+    """For each neighbour, the key of the share that it seals for us, the seed of the common mask, and the key with
+    which we confirm lists to each other."""
     senders: tuple[str, ...] = ()
     """The participants that shared their secrets, and so may send a summand."""
+    survivors: tuple[str, ...] = ()
+    """The senders whose vectors are in the sum."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=bytes.hex)
@@ -64,16 +69,14 @@ class ClientState:
             values[name] = bytes.fromhex(values[name])
         values["session"] = Session(**values["session"])
         values["peers"] = {peer: tuple(map(bytes.fromhex, keys)) for peer, keys in values["peers"].items()}
-        lists = {name: tuple(values[name]) for name in ("participants", "senders")}
+        lists = {name: tuple(values[name]) for name in ("participants", "senders", "survivors")}
         return cls(**{**values, **lists})
 
     def after(self, session: Session, phase: Phase) -> None:
         """Raise ProtocolError unless this is the phase that follows `phase` in the same session."""
         if session != self.session or self.phase != phase:
-            raise ProtocolError(
-                f"{self.name} is in round {self.session.round} after phase '{self.phase}', but the server continues "
-                f"round {session.round} after phase '{phase}'. Keys are used once: start the round again with new keys."
-            )
+            own, other = f"round {self.session.round}, '{self.phase}'", f"round {session.round}, '{phase}'"
+            raise ProtocolError(f"{self.name} is after {own}, the server after {other}. Keys are used once.")
 
 
 # --- phase 1 ---
@@ -120,15 +123,11 @@ def share(
             masking = agree(state.masking, keys.masking, keys.name)
             sealed[keys.name] = seal(seal_key(sealing, digest, state.name, keys.name), both[keys.name])
             opening = seal_key(sealing, digest, keys.name, state.name)
-            peers[keys.name] = (opening, mask_seed(masking, digest, state.name, keys.name))
+            confirming = confirm_key(sealing, digest, state.name, keys.name)
+            peers[keys.name] = (opening, mask_seed(masking, digest, state.name, keys.name), confirming)
+    names = tuple(sorted(keys.name for keys in roster))
     after = ClientState(
-        session,
-        state.name,
-        "shares",
-        self_seed=self_seed,
-        own_share=both[state.name],
-        participants=tuple(sorted(keys.name for keys in roster)),
-        peers=peers,
+        session, state.name, "shares", self_seed=self_seed, own_share=both[state.name], participants=names, peers=peers
     )
     return after, commitment(self_seed), sealed
 
@@ -145,11 +144,9 @@ def check_roster(
     own = [keys for keys in roster if keys.name == state.name]
     if len(roster) < rules.fewest:
         raise ProtocolError(
-            f"the server asks {state.name} for a sum of {len(roster)} participants, expected at least {rules.fewest}: "
-            "fewer would reveal too much of each."
+            f"the server asks for a sum of {len(roster)} participants, expected at least {rules.fewest}."
         )
-    mine = (public_key(state.sealing), public_key(state.masking))
-    if [(keys.sealing, keys.masking) for keys in own] != [mine]:
+    if [(keys.sealing, keys.masking) for keys in own] != [(public_key(state.sealing), public_key(state.masking))]:
         raise ProtocolError(f"the server's list of participants does not have {state.name} with the keys that it sent.")
     points = [key for keys in roster for key in (keys.sealing, keys.masking)]
     if len({keys.name for keys in roster}) < len(roster) or len(set(points)) < len(points):
@@ -159,9 +156,7 @@ def check_roster(
         if fingerprint(keys) in known:
             raise ProtocolError(f"the server repeats keys of {keys.name} from an earlier sum, expected new ones.")
         if verify and not verify(keys.name, keys.signed_part(state.session), keys.signature):
-            raise ProtocolError(
-                f"the keys of {keys.name} are not signed with its registered key: the server may have made them up."
-            )
+            raise ProtocolError(f"the keys of {keys.name} are not signed with its registered key.")
 
 
 # --- phase 3 ---
@@ -175,7 +170,7 @@ def mask(
     check_senders(state, senders, rules)
     masked = vector.copy()
     masked.add(mask_of(state.self_seed, vector.layout))
-    for peer, (_, seed) in state.peers.items():
+    for peer, (_, seed, _) in state.peers.items():
         if peer in senders:
             masked.add(mask_of(seed, vector.layout), sign_of(state.name, peer))
     return replace(state, phase="masked", senders=tuple(sorted(senders))), masked
@@ -186,9 +181,7 @@ def check_senders(state: ClientState, senders: Sequence[str], rules: Rules) -> N
     near = [name for name in senders if name in state.peers]
     needed = rules.survivors_needed(len(state.participants)), rules.shares_needed(len(state.peers) + 1)
     if state.name not in senders or len(set(senders)) < len(senders) or not set(senders) <= set(state.participants):
-        raise ProtocolError(
-            f"the server's list of senders is not a part of the list that {state.name} shared keys with."
-        )
+        raise ProtocolError(f"the server's list of senders is not a part of the list that {state.name} knows.")
     if len(senders) < needed[0] or len(near) + 1 < needed[1]:
         raise ProtocolError(
             f"only {len(senders)} of {len(state.participants)} participants shared their secrets, and {len(near)} of "
@@ -199,33 +192,37 @@ def check_senders(state: ClientState, senders: Sequence[str], rules: Rules) -> N
 # --- phase 4 ---
 
 
-def reveal(
-    state: ClientState,
-    session: Session,
-    survivors: Sequence[str],
-    dropped: Sequence[str],
-    sealed: Mapping[str, bytes],
-    rules: Rules,
-) -> dict[str, bytes]:
-    """Return one share for each neighbour and for this client: of its self mask if it survived, else of its key.
-
-    The caller must delete the state before it sends the shares.
-    """
+def confirm(
+    state: ClientState, session: Session, survivors: Sequence[str], dropped: Sequence[str], rules: Rules
+) -> tuple[ClientState, dict[str, bytes]]:
+    """Return a tag for each surviving neighbour, which tells it what lists the server told this client."""
     state.after(session, "masked")
     both = sorted(set(survivors) & set(dropped))
     if both:
-        raise ProtocolError(
-            f"the server asks {state.name} for both shares of {both[0]}, which would reveal the vector of {both[0]}."
-        )
+        raise ProtocolError(f"the server asks {state.name} for both shares of {both[0]}, to reveal its vector.")
     if sorted([*survivors, *dropped]) != list(state.senders) or state.name not in survivors:
-        raise ProtocolError(
-            f"the server's lists of survivors and of dropped participants are not those of the sum that {state.name} "
-            "sent its vector for."
-        )
+        raise ProtocolError(f"the server's survivors and dropped ones are not those of the sum of {state.name}.")
     needed, all_of = rules.survivors_needed(len(state.participants)), len(state.participants)
     if len(survivors) < needed:
         raise ProtocolError(f"only {len(survivors)} of {all_of} participants survived, expected at least {needed}.")
-    alive, shares = set(survivors), {}
+    after = replace(state, phase="confirmed", survivors=tuple(sorted(survivors)))
+    near = [name for name in after.survivors if name in state.peers]
+    return after, {name: tag_of(state.peers[name][2], state.name, after.senders, after.survivors) for name in near}
+
+
+# --- phase 5 ---
+
+
+def reveal(
+    state: ClientState, session: Session, tags: Mapping[str, bytes], sealed: Mapping[str, bytes], rules: Rules
+) -> dict[str, bytes]:
+    """Return one share for each neighbour and for this client: of its self mask if it survived, else of its key.
+
+    `tags` are those of the neighbours that confirmed. The caller must delete the state before it sends the shares.
+    """
+    state.after(session, "confirmed")
+    check_tags(state, tags, rules)
+    alive, shares = set(state.survivors), {}
     for name in state.senders:
         if name == state.name:
             shares[name] = state.own_share[:SHARE]
@@ -233,3 +230,20 @@ def reveal(
             content = unseal(state.peers[name][0], sealed.get(name, b""), name)
             shares[name] = content[:SHARE] if name in alive else content[SHARE:]
     return shares
+
+
+def check_tags(state: ClientState, tags: Mapping[str, bytes], rules: Rules) -> None:
+    """Raise ProtocolError unless enough neighbours were told the same lists: then no others can be unmasked.
+
+    Two lists that t participants each confirm need an honest one that confirms both, as 2t > n + colluding ones.
+    """
+    near = [name for name in state.survivors if name in state.peers]
+    keys = {name: state.peers[name][2] for name in near}
+    expected = {name: tag_of(key, name, state.senders, state.survivors) for name, key in keys.items()}
+    agreeing = [name for name in near if hmac.compare_digest(expected[name], tags.get(name, b""))]
+    needed = rules.shares_needed(len(state.peers) + 1) - 1
+    if len(agreeing) < needed:
+        told = (
+            f"{len(agreeing)} of the {len(state.peers)} neighbours of {state.name} confirmed its lists of participants"
+        )
+        raise ProtocolError(f"{told}, expected at least {needed}: the server may have told others different lists.")

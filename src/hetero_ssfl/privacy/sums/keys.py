@@ -1,5 +1,6 @@
 """Key agreement, encryption of shares, and signatures."""
 
+import hmac
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from ...errors import ProtocolError
 from .rules import Session
 
-KEY = 32  # bytes
+KEY, TAG = 32, 16  # bytes
 ONE_USE = bytes(12)  # every key encrypts one message, so its nonce may be constant
 
 Sign = Callable[[bytes], bytes]
@@ -33,9 +34,8 @@ class PublicKeys:
     signature: bytes = b""
 
     def signed_part(self, session: Session) -> bytes:
-        return b"\0".join([b"hetero-ssfl secure sum 1", session.to_bytes(), self.name.encode()]) + (
-            self.sealing + self.masking
-        )
+        head = b"\0".join([b"hetero-ssfl secure sum 1", session.to_bytes(), self.name.encode()])
+        return head + self.sealing + self.masking
 
 
 def public_key(secret: bytes) -> bytes:
@@ -60,10 +60,7 @@ def agree(secret: bytes, public: bytes, peer: str) -> bytes:
     try:
         return X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise ProtocolError(
-            f"the key of {peer} is not a valid public key (a point of small order): the server or {peer} wants to know "
-            "the masks."
-        ) from None
+        raise ProtocolError(f"the key of {peer} is not a valid public key (a point of small order).") from None
 
 
 def derive(agreed: bytes, digest: bytes, purpose: str, *names: str) -> bytes:
@@ -78,6 +75,16 @@ def mask_seed(agreed: bytes, digest: bytes, one: str, other: str) -> bytes:
 
 def seal_key(agreed: bytes, digest: bytes, sender: str, receiver: str) -> bytes:
     return derive(agreed, digest, "seal", sender, receiver)
+
+
+def confirm_key(agreed: bytes, digest: bytes, one: str, other: str) -> bytes:
+    return derive(agreed, digest, "confirm", *sorted([one, other]))
+
+
+def tag_of(key: bytes, sender: str, senders: Iterable[str], survivors: Iterable[str]) -> bytes:
+    """Return what tells the other owner of `key` that `sender` was told these lists, in sorted order."""
+    lists = "\n".join([sender, *senders, "", *survivors])
+    return hmac.digest(key, lists.encode(), "sha256")[:TAG]
 
 
 def seal(key: bytes, content: bytes) -> bytes:

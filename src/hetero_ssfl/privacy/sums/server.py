@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 
 from ...errors import ProtocolError
 from .client import holders_of
-from .graph import neighbours
-from .keys import KEY, PublicKeys, agree, commitment, digest_of, mask_seed, public_key
-from .masks import Layout, Vector, mask_of, sign_of
-from .rules import Rules, Session, SumFailedError
+from .keys import KEY, TAG, PublicKeys, agree, commitment, digest_of, mask_seed, public_key
+from .rules import Rules, Session, SumFailedError, neighbours
 from .shamir import SHARE, combine
+from .vectors import Layout, Vector, mask_of, sign_of
 
 MAX_SIGNATURE = 512
 PROBE = bytes(range(KEY))  # any secret, to try a public key with
@@ -29,6 +28,8 @@ class MaskedSum:
         self.sealed: dict[str, Mapping[str, bytes]] = {}
         """Sealed shares by sender and receiver."""
         self.survivors: list[str] = []
+        self.tags: dict[str, Mapping[str, bytes]] = {}
+        """By which survivors confirm the lists of participants, by sender and receiver."""
         self.revealed: dict[str, dict[str, bytes]] = {}
         """Shares by the participant whose secret they belong to, and by holder."""
         self._sum: Vector | None = None
@@ -61,9 +62,7 @@ class MaskedSum:
 
     def add_shares(self, sender: str, committed: bytes, sealed: Mapping[str, bytes]) -> None:
         if len(committed) != 32 or sealed.keys() != self.near[sender] or any(len(s) != SEALED for s in sealed.values()):
-            raise ProtocolError(
-                f"{sender} sent shares that are not one for each of its {len(self.near[sender])} peers."
-            )
+            raise ProtocolError(f"{sender} sent shares, expected one for each of its {len(self.near[sender])} peers.")
         self.commitments[sender], self.sealed[sender] = committed, sealed
 
     def senders(self) -> list[str]:
@@ -93,6 +92,21 @@ class MaskedSum:
         return {sender: sealed[receiver] for sender, sealed in self.sealed.items() if receiver in sealed}
 
     # --- phase 4 ---
+
+    def add_tags(self, sender: str, tags: Mapping[str, bytes]) -> None:
+        if tags.keys() != self.near[sender] & set(self.survivors) or any(len(tag) != TAG for tag in tags.values()):
+            raise ProtocolError(f"{sender} confirmed other participants than those that survived.")
+        self.tags[sender] = tags
+
+    def confirmed(self) -> list[str]:
+        """End the phase. Return the participants that may be asked for shares."""
+        self._need(len(self.tags), self._min_survivors(), "confirmed the lists of participants")
+        return sorted(self.tags)
+
+    def tags_for(self, receiver: str) -> dict[str, bytes]:
+        return {sender: tags[receiver] for sender, tags in self.tags.items() if receiver in tags}
+
+    # --- phase 5 ---
 
     def add_revealed(self, holder: str, shares: Mapping[str, bytes]) -> None:
         expected = {name for name in self.sealed if name == holder or holder in self.near[name]}
@@ -127,10 +141,8 @@ class MaskedSum:
         chosen = sorted(shares)[:needed]  # the same for most secrets, whose coefficients are then known
         secret = combine({points[holder]: shares[holder] for holder in chosen})
         if secret is None or public_part(secret) != expected:
-            raise SumFailedError(
-                f"round {self.session.round} is given up: the shares of {name} do not fit together. {name} or one of "
-                f"{', '.join(chosen[:10])} sent a wrong one."
-            )
+            who = ", ".join(chosen[:10])
+            raise SumFailedError(f"the shares of {name} do not fit together: it or one of {who} sent a wrong one.")
         return secret
 
     def _min_survivors(self) -> int:

@@ -47,19 +47,13 @@ def _plot(content: Mapping[str, Any], title: str, key: str, scale: float) -> Stu
 def rows(content: Mapping[str, Any]) -> list[list[str]]:
     """Return the rows under HEAD: each view, and chance."""
     chance = content["chance"]
-    last = [
-        "chance (95 % of guesses below)",
-        _with_limit(chance["class_hits"], chance["class_hits_95"]),
-        _with_limit(chance["members_found"], chance["members_found_95"]),
-        f"{chance['auc']:.2f}",
-        "",
-        "",
-    ]
-    return [[str(row["view"]), _percent(row["class_hits"]), *_metrics(row)] for row in content["views"]] + [last]
+    pairs = [(chance[key], chance[f"{key}_95"]) for key in ("class_hits", "members_found")]
+    limits = ["-" if mean is None else f"{_percent(mean)} ({_percent(limit)})" for mean, limit in pairs]
+    views = [[str(row["view"]), _percent(row["class_hits"]), *_metrics(row)] for row in content["views"]]
+    return [*views, ["chance (95 % of guesses below)", *limits, f"{chance['auc']:.2f}", "", ""]]
 
 
 def client_rows(content: Mapping[str, Any], view: str) -> list[list[str]]:
-    """Return the rows under CLIENT_HEAD for one view."""
     return [
         [
             name,
@@ -79,7 +73,3 @@ def _metrics(row: Mapping[str, Any]) -> list[str]:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def _with_limit(value: float | None, limit: float | None) -> str:
-    return "-" if value is None else f"{_percent(value)} ({_percent(limit)})"

@@ -6,8 +6,7 @@ Every view is a factor A (RAD images x columns) of the best kernel A A^T that th
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -20,13 +19,11 @@ GROUPS = (3, 5, 10)  # clients in a secure sum
 NOISE = (0.3, 1.0, 3.0)  # norm of the noise / norm of the kernel
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """What the attacker sees of one client."""
 
     kind: Literal["sent", "sketch", "sum", "noise"]
-    amount: float = 0.0
-    """The rank of the sketch, the number of clients in the sum, or norm of the noise / norm of the kernel."""
+    amount: float = 0.0  # rank of the sketch, number of clients in the sum, norm of the noise / norm of the kernel
 
     def __str__(self) -> str:
         words = {"sent": "as sent", "sketch": "sketch of rank {:g}", "sum": "sum of {:g}", "noise": "noise {:g}"}

@@ -19,18 +19,10 @@ ALONE, ALONE_RAD = "local SSL, our defaults", "local SSL with RAD images, our de
 OUR_ROWS = (OURS, OURS_RAD, ALONE, ALONE_RAD)
 
 _DATA: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("cells.toml").read_text())
-SCALES, CHOSEN, ROW_SETTINGS = _DATA["scales"], _DATA["chosen"], _DATA["rows"]
+SCALES, CHOSEN, ROW_SETTINGS, WORKSTATION = (_DATA[key] for key in ("scales", "chosen", "rows", "workstation"))
 TITLES: dict[str, str] = {name: table["title"] for name, table in _DATA["tables"].items()}
 COLUMNS: dict[str, list[str]] = {name: table["columns"] for name, table in _DATA["tables"].items()}
 REPORTED: dict[str, dict[str, list[str]]] = {name: table["reported"] for name, table in _DATA["tables"].items()}
-
-# At scale `workstation` our own rows use the preset's recipe. FedSimCLR averages weights with the same local loss. The
-# other rows share its images, views and batches, and train with BYOL (or SimSiam) as their authors do. Their optimiser
-# is the preset's unless CHOSEN has another.
-AS_PUBLISHED = ["ssl.kind=byol", "rad.in_ssl=false"]
-
-# At scale `workstation` 100 clients have 70 images each: one step per epoch with the preset's batch of 64.
-SMALL_BATCH = {"20 (5)": 32, "100 (10)": 16}
 
 
 @dataclass(frozen=True)
@@ -38,8 +30,7 @@ class Cell:
     table: str
     row: str
     column: str
-    reported: str
-    """The paper's accuracy."""
+    reported: str  # the paper's accuracy
 
     @property
     def name(self) -> str:
@@ -47,11 +38,8 @@ class Cell:
 
     @property
     def source(self) -> tuple[str, str]:
-        """The table and column whose run this cell shows.
-
-        Both columns of Table 4 show one run, by architecture. Its federated rows are those of Table 1, and so is the
-        first column of Table 3.
-        """
+        """The table and column whose run this cell shows: both columns of Table 4 show one run, by architecture. Its
+        federated rows are those of Table 1, and so is the first column of Table 3."""
         if self.table == "table4":
             return ("table1", "CIFAR-10") if self.row in REPORTED["table1"] else ("table4", "all")
         return ("table1", "CIFAR-100") if self.column == "5 (5)" else (self.table, self.column)
@@ -89,10 +77,7 @@ class Cell:
         if scale == "workstation" and count > per_round:  # as many epochs per client as with all clients in each round
             turns, base = count // per_round, load_config(preset)
             settings += [f"rounds={base.rounds * turns}", f"alignment.ramp_rounds={base.alignment.ramp_rounds * turns}"]
-            settings += [f"optim.batch={SMALL_BATCH[self.column]}"]
-            settings += ["evaluation.untrained=false"]  # up to 100 probes more; the first column has that floor
-        if self.row == "central BYOL":
-            settings += ["clients.per_round=1"]
+            settings += WORKSTATION["turns"][self.column]
         return load_config(preset, [*settings, *_recipe(scale, self.row, chosen), *ROW_SETTINGS[self.row], *overrides])
 
 
@@ -100,11 +85,11 @@ def _recipe(scale: str, row: str, chosen: bool) -> list[str]:
     """Return what the preset of the scale does not say: settings of other methods than ours at scale `workstation`,
     and our defaults at full scale, where preset `paper` replaces them."""
     if scale == "workstation" and row not in OUR_ROWS:
-        published = [] if row == FEDSIMCLR else AS_PUBLISHED
+        published = [] if row == FEDSIMCLR else WORKSTATION["as_published"]
         return [*published, *(CHOSEN.get(row.removesuffix(" with RAD images"), []) if chosen else [])]
     if scale != "full" or row not in OUR_ROWS:
         return []
-    keys = ("layer", "row_normalize", "power", "augment_rad", "mu")
+    keys = ("layer", "row_normalize", "power", "augment_rad", "mu", "distance", "ten_crop")
     ours = Config().alignment.model_dump(mode="json", include=set(keys))
     return [f"alignment.{key}={str(ours[key]).lower()}" for key in keys]
 

@@ -11,6 +11,7 @@ from ...learning.forward_cost import work_of
 from ...learning.learner import build_learner
 from ...methods import method_class, method_for
 from ...methods.costs import Workload, memory_bytes, message_bytes, training_seconds
+from ...report.tables import table_of
 
 PUBLIC = {"cifar10": (50_000, 32, 10), "cifar100": (50_000, 32, 100), "tiny-imagenet": (100_000, 64, 200)}
 """Number of training images, side and number of classes of the complete public data sets."""
@@ -31,7 +32,7 @@ def costs_of(name: str, config: Config) -> dict[str, Any]:
         counts = Counts(largest, largest, len(images.classes))
         work = Workload(work_of(model.encoder, channels, side), counts, channels, side)
         local = largest + (config.rad.size if config.rad.in_ssl else 0)
-        steps = max(1, local // config.optim.batch) * config.local_epochs
+        steps = max(1, local // config.optim.batch) * config.epochs_of(local)
         models.append(
             {
                 "encoder": model.encoder,
@@ -44,8 +45,8 @@ def costs_of(name: str, config: Config) -> dict[str, Any]:
         )
     busy = sum(m["steps_per_round"] * m["seconds_per_step"] for m in models) / len(models)
     hours = busy * config.clients.selected_per_round() * config.rounds / 3600
-    about = {"cell": name, "rounds": config.rounds, "clients": config.clients.count}
-    return {**about, "models": models, "core_hours": hours}
+    count = config.clients.count
+    return {"cell": name, "rounds": config.rounds, "clients": count, "models": models, "core_hours": hours}
 
 
 def _images(config: Config) -> Images:
@@ -59,22 +60,20 @@ def _images(config: Config) -> Images:
 
 
 def cost_table(costs: list[dict[str, Any]]) -> Table:
-    table = Table(title="Estimated cost of training (time: one core, from counted operations)")
-    for heading in ("cell", "encoder"):
-        table.add_column(heading)
+    rows = [
+        [
+            "" if number else cost["cell"],
+            model["encoder"],
+            f"{model['encoder_parameters']:,}",
+            str(model["steps_per_round"]),
+            "?" if model["bytes_per_round"] is None else f"{model['bytes_per_round'] / 1e6:.1f}",
+            f"{model['memory_bytes'] / 1e6:,.0f}",
+            "" if number else str(cost["rounds"]),
+            "" if number else f"{cost['core_hours']:,.1f}",
+        ]
+        for cost in costs
+        for number, model in enumerate(cost["models"])
+    ]
     numbers = ("parameters", "steps per\nclient and round", "MB per client\nand round", "MB of memory", "rounds")
-    for heading in (*numbers, "core hours"):
-        table.add_column(heading, justify="right")
-    for cost in costs:
-        for number, model in enumerate(cost["models"]):
-            table.add_row(
-                "" if number else cost["cell"],
-                model["encoder"],
-                f"{model['encoder_parameters']:,}",
-                str(model["steps_per_round"]),
-                "?" if model["bytes_per_round"] is None else f"{model['bytes_per_round'] / 1e6:.1f}",
-                f"{model['memory_bytes'] / 1e6:,.0f}",
-                "" if number else str(cost["rounds"]),
-                "" if number else f"{cost['core_hours']:,.1f}",
-            )
-    return table
+    title = "Estimated cost of training (time: one core, from counted operations)"
+    return table_of(title, ["cell", "encoder", *numbers, "core hours"], rows, texts=2)

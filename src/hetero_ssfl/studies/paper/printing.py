@@ -5,40 +5,52 @@ from typing import Any
 
 from rich.table import Table
 
+from ...report.tables import range_of, table_of
 from .cells import COLUMNS, REPORTED, TITLES, Scale, TableName
 from .scores import GLOBAL
 
+UNTRAINED = "untrained encoders of these rows"
+
 
 def paper_table(table: TableName, scores: list[dict[str, Any]], scale: Scale) -> Table:
-    """Build a table with our figure and the paper's figure in each cell."""
-    stand_in = "; digits instead of the real data sets" if scale == "smoke" else ""
-    notes = [
-        "g: global model, with the clients' own models in brackets"
-        if any(s.get("of") == GLOBAL for s in scores)
-        else "",
-        "!: replies, clients or whole runs were lost" if any(s.get("lost") for s in scores) else "",
-    ]
-    out = Table(
-        title=f"{TITLES[table]}, scale {scale}{stand_in}. Test accuracy (%, {scores[0]['metric']}), last round: "
-        "mean ± deviation over seeds \\[deviation over clients] | in the paper",
-        caption="; ".join(filter(None, notes)) or None,
+    notes = []
+    if any(s.get("of") == GLOBAL for s in scores):
+        notes.append("g: global model, with the clients' own models in brackets")
+    if any(s.get("lost") for s in scores):
+        notes.append("!: replies, clients or whole runs were lost")
+    real = scale != "smoke"  # digits have no place beside the paper's figures
+    title = (
+        f"{TITLES[table]}, scale {scale}{'' if real else '; every column is trained on digits'}. Test accuracy "
+        f"(%, {scores[0]['metric']}), last round: mean ± deviation over seeds \\[deviation over clients]"
+        f"{' | in the paper' if real else ''}"
     )
-    out.add_column("method")
-    for column in COLUMNS[table]:
-        out.add_column(f"{column}{_seeds(column, scores)}", justify="right")
-    out.add_column("bytes per client\nand round", justify="right")
-    by_cell = {entry["cell"]: entry for entry in scores}
+    names = [column if real else f"digits ({column})" for column in COLUMNS[table]]
+    heads = (f"{name}{_seeds(column, scores)}" for name, column in zip(names, COLUMNS[table], strict=True))
+    head = ["method", *heads, "bytes per client\nand round"]
+    untrained, rows, by_cell = [], [], {entry["cell"]: entry for entry in scores}
+    for name, values in baselines(scores).items():
+        ranges = [f"{range_of(values[c])}{' | -' if real else ''}" if c in values else "-" for c in COLUMNS[table]]
+        untrained.append([name, *ranges, "-"])
     for row, reported in REPORTED[table].items():
         entries = [by_cell.get(f"{column}/{row}", {}) for column in COLUMNS[table]]
-        sizes = [e["bytes_per_client_and_round"] for e in entries if e.get("bytes_per_client_and_round")]
-        shown = [f"{_accuracy(entry)} | {paper}" for entry, paper in zip(entries, reported, strict=True)]
-        out.add_row(row, *shown, f"{round(mean(sizes)):,}" if sizes else "-")
-    probed = [entry for entry in scores if entry.get("untrained_mean") is not None]
-    floors = [[entry["untrained_mean"] for entry in probed if _column(entry) == c] for c in COLUMNS[table]]
-    if any(floors):
-        ranges = ["-" if not f else f"{min(f):.1f} to {max(f):.1f} | -" for f in floors]
-        out.add_row("untrained encoders of these rows", *ranges, "-")
-    return out
+        sizes = [size for entry in entries if (size := entry.get("bytes_per_client_and_round"))]
+        shown = [
+            f"{_accuracy(entry)} | {paper}" if real else _accuracy(entry)
+            for entry, paper in zip(entries, reported, strict=True)
+        ]
+        rows.append([row, *shown, f"{round(mean(sizes)):,}" if sizes else "-"])
+    return table_of(title, head, untrained, rows, caption="; ".join(notes) or None)
+
+
+def baselines(scores: list[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Return by name and column what the cells reach without training: floors, and the untrained encoders."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for entry in scores:
+        untrained = {UNTRAINED: entry.get("untrained_mean")}
+        for name, value in {**entry.get("floors", {}), **untrained}.items():
+            if value is not None:
+                found.setdefault(name, {}).setdefault(_column(entry), []).append(value)
+    return dict(sorted(found.items(), key=lambda item: item[0] == UNTRAINED))
 
 
 def _column(entry: dict[str, Any]) -> str:
@@ -46,12 +58,8 @@ def _column(entry: dict[str, Any]) -> str:
 
 
 def _seeds(column: str, scores: list[dict[str, Any]]) -> str:
-    """Return how many seeds the cells of a column have, for its header."""
     counts = {entry["seeds"] for entry in scores if _column(entry) == column and entry.get("seeds")}
-    if not counts:
-        return ""
-    text = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-    return f"\n{text} seed{'' if counts == {1} else 's'}"
+    return f"\n{range_of(list(counts), 'd')} seed{'' if counts == {1} else 's'}" if counts else ""
 
 
 def _accuracy(entry: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -12,59 +13,47 @@ from ...runs.folder import RunFolder
 from ...terminal import Console
 from ..grid import Row, run_rows
 from .cells import Cell, Scale
-from .kept import is_kept, keep, kept_runs
-from .scores import RunScore, finished_runs, score, score_run
+from .scores import RunScore, finished_runs, is_kept, keep, kept_runs, score, score_run
 
 
-def run_cells(
-    cells: Sequence[Cell],
-    scale: Scale,
-    seeds: int,
-    root: Path,
-    console: Console,
-    quiet: bool,
-    overrides: Sequence[str] = (),
-    jobs: int = 1,
-    keep_in: Path | None = None,
-) -> dict[Path, str]:
-    """Run or resume unfinished cells. With `keep_in`, runs that are kept there are left out, and new ones are kept.
+@dataclass(frozen=True)
+class Runs:
+    """The runs of some cells: one run folder for each cell and seed."""
 
-    Return the reason for each run that a fault or a diverged loss stopped; the other cells are run nevertheless.
-    """
-    runs = {
-        cell.folder(root, scale, seed): (cell, seed)
-        for seed in range(seeds)
-        for cell in cells
-        if keep_in is None or not is_kept(keep_in, cell, scale, seed)
-    }
-    rows = [
-        Row(f"{cell.name}, seed {seed}", cell.config(scale, seed, overrides), path)
-        for path, (cell, seed) in runs.items()
-    ]
+    cells: Sequence[Cell]
+    scale: Scale
+    seeds: int
+    root: Path
+    kept: Path | None = None  # a folder of kept results: runs that it has are not run, and new ones are added
 
-    def done(row: Row) -> None:
-        if keep_in is not None:
-            keep(*runs[row.folder], scale, root, keep_in)
+    def run(
+        self, console: Console, quiet: bool = False, overrides: Sequence[str] = (), jobs: int = 1
+    ) -> dict[Path, str]:
+        """Run or resume what is unfinished. Return the reason for each run that a fault or a diverged loss stopped."""
+        runs = {
+            cell.folder(self.root, self.scale, seed): (cell, seed)
+            for seed in range(self.seeds)
+            for cell in self.cells
+            if self.kept is None or not is_kept(self.kept, cell, self.scale, seed)
+        }
+        settings = {path: cell.config(self.scale, seed, overrides) for path, (cell, seed) in runs.items()}
+        rows = [Row(f"{cell.name}, seed {seed}", settings[path], path) for path, (cell, seed) in runs.items()]
 
-    return run_rows(rows, console, quiet, jobs, done, go_on=True)
+        def done(row: Row) -> None:
+            if self.kept is not None:
+                keep(*runs[row.folder], self.scale, self.root, self.kept)
 
+        return run_rows(rows, console, quiet, jobs, done, go_on=True)
 
-def scores_of(
-    cells: Sequence[Cell],
-    scale: Scale,
-    seeds: int,
-    root: Path,
-    metric: str,
-    stopped: Mapping[Path, str],
-    kept_in: Path | None,
-) -> list[dict[str, Any]]:
-    """Return the accuracy of each cell, from the kept results or from the finished runs below `root`."""
-    scores = []
-    for cell in cells:
-        runs = kept_runs(kept_in, cell, scale) if kept_in else finished_runs(cell, scale, seeds, root)
-        folders = [cell.folder(root, scale, seed) for seed in range(seeds)]
-        scores.append(score(cell, runs, metric, [stopped[folder] for folder in folders if folder in stopped]))
-    return scores
+    def scores(self, metric: str, stopped: Mapping[Path, str]) -> list[dict[str, Any]]:
+        """Return the accuracy of each cell, from the kept results or from the finished runs."""
+        scores = []
+        for cell in self.cells:
+            folders = [cell.folder(self.root, self.scale, seed) for seed in range(self.seeds)]
+            runs = kept_runs(self.kept, cell, self.scale) if self.kept else finished_runs(folders)
+            faults = [stopped[folder] for folder in folders if folder in stopped]
+            scores.append(score(cell, runs, metric, faults))
+        return scores
 
 
 def check(
@@ -84,20 +73,14 @@ def check(
     accuracies = [float(score(cell, [run], metric)["mean"]) for run in kept[cell]]
     half = student(len(accuracies)) * stdev(accuracies) * (1 + 1 / len(accuracies)) ** 0.5
     with tempfile.TemporaryDirectory() as root:
-        stopped = run_cells([cell], scale, 1, Path(root), console, quiet=False, overrides=overrides)
-        for reason in stopped.values():
+        for reason in Runs([cell], scale, 1, Path(root)).run(console, overrides=overrides).values():
             raise RunError(f"'{cell.name}' could not be repeated: {reason}")
         again = score_run(RunFolder(cell.folder(Path(root), scale, 0)))
-    repeated = float(score(cell, [again], metric)["mean"])
-    expected = [mean(accuracies) - half, mean(accuracies) + half]
-    return {
-        "cell": cell.name,
-        "metric": metric,
-        "kept": accuracies,
-        "expected": expected,
-        "found": repeated,
-        "agrees": expected[0] <= repeated <= expected[1] and not again.lost,
-    }
+    found = float(score(cell, [again], metric)["mean"])
+    low, high = mean(accuracies) - half, mean(accuracies) + half
+    agrees = low <= found <= high and not again.lost
+    seeds = {"kept": accuracies, "expected": [low, high], "found": found, "agrees": agrees}
+    return {"cell": cell.name, "metric": metric, **seeds}
 
 
 def cell_to_repeat(kept: Mapping[Cell, Sequence[RunScore]]) -> Cell | None:

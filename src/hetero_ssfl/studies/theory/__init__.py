@@ -1,1 +1,1 @@
-"""The paper's bound on the change of the loss in a round (bound.py), measured on a run (measure.py, probe.py)."""
+"""The paper's bound on the change of the loss in a round (bound.py), measured on a run (measure.py)."""

@@ -11,31 +11,23 @@ Its proof takes one gradient step per local epoch, so E counts steps here.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-# --- the bound -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Constants:
     """The constants of the paper's assumptions, and the two sizes in its theorem."""
 
-    l1: float = 0.0
-    """Smoothness of the local loss: ||grad(a) - grad(b)|| <= L1 ||a - b||."""
-    l2: float = 0.0
-    """Lipschitz constant of the representation of any instance: ||Phi(x; a) - Phi(x; b)|| <= L2 ||a - b||."""
-    p: float = 0.0
-    """Limit of the mean norm of the stochastic gradient."""
-    r: float = 0.0
-    """Limit of the norm of a representation."""
-    sigma: float = 0.0
-    """Root of the limit of the stochastic gradient's variance, E ||g - grad||^2."""
-    rows: int = 0
-    """L, the number of RAD images."""
-    steps: int = 0
-    """E, the number of gradient steps of a round."""
+    l1: float = 0.0  # smoothness of the local loss: ||grad(a) - grad(b)|| <= L1 ||a - b||
+    l2: float = 0.0  # Lipschitz constant of any representation: ||Phi(x; a) - Phi(x; b)|| <= L2 ||a - b||
+    p: float = 0.0  # limit of the mean norm of the stochastic gradient
+    r: float = 0.0  # limit of the norm of a representation
+    sigma: float = 0.0  # root of the limit of the stochastic gradient's variance, E ||g - grad||^2
+    rows: int = 0  # L, the number of RAD images
+    steps: int = 0  # E, the number of gradient steps of a round
 
     @property
     def kernel(self) -> float:
@@ -80,10 +72,7 @@ def bound_for_every_step(constants: Constants, eta: float, mu: float, squared_gr
 
 
 def largest_eta(constants: Constants, mu: float, squared_gradient_norms: Sequence[float]) -> float:
-    """Return the learning rate below which the theorem promises a decrease.
-
-    0 means that no learning rate is allowed, because mu is too large. inf means that every one is (L1 = 0).
-    """
+    """Return the learning rate below which the theorem promises a decrease: 0 if mu is too large, inf if L1 is 0."""
     total = _total(constants, squared_gradient_norms)
     gain = total - mu * constants.kernel
     if gain <= 0:
@@ -93,10 +82,7 @@ def largest_eta(constants: Constants, mu: float, squared_gradient_norms: Sequenc
 
 
 def largest_mu(constants: Constants, squared_gradient_norms: Sequence[float]) -> float:
-    """Return the mu below which the theorem allows a learning rate.
-
-    0 means that no mu is allowed, because the gradient is zero. inf means that every one is (L2, P or R is 0).
-    """
+    """Return the mu below which the theorem allows a learning rate: 0 without a gradient, inf if L2, P or R is 0."""
     total = _total(constants, squared_gradient_norms)
     if total <= 0:
         return 0.0
@@ -109,23 +95,15 @@ def _total(constants: Constants, squared_gradient_norms: Sequence[float]) -> flo
     return max(0.0, math.fsum(squared_gradient_norms))  # the estimate of a norm near 0 can be negative
 
 
-# --- the constants, estimated along a sequence of steps --------------------------------------------
-
-
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """What was measured at one point of the weights, always on the same data."""
 
     weights: Tensor
-    gradient: Tensor
-    """The gradient of the loss: the mean over all minibatches."""
-    mean_norm: float
-    """The mean norm of a minibatch's gradient."""
-    variance: float
-    """The mean of ||g - grad||^2 over the minibatches."""
+    gradient: Tensor  # of the loss: the mean over all minibatches
+    mean_norm: float  # of a minibatch's gradient
+    variance: float  # the mean of ||g - grad||^2 over the minibatches
     squared_gradient_norm: float
-    representations: Tensor
-    """Phi of each instance, one per row."""
+    representations: Tensor  # Phi of each instance, one per row
 
 
 def point(
