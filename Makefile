@@ -33,7 +33,7 @@ proxy:  ## installs nginx (Debian, as root) for the tests of a deployment's prox
 	{ $(APT) nginx || { apt-get update -qq && $(APT) nginx; }; } >/dev/null 2>&1 || \
 	echo "nginx cannot be installed here: the tests of a deployment's proxy will be skipped"
 
-BENCHMARKS := overhead training views consensus bytes server secure probe startup engines scale
+BENCHMARKS := overhead training learning views consensus bytes server secure probe startup engines scale
 
 bench: $(VENV)/.bench-ready  ## each prints ratios against baselines measured in the same run; then all in one table
 	set -e; for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py; done

@@ -157,7 +157,8 @@ class HeteroSSFL(PrivateSketches):
             limit = f"privacy.largest_entry = {self.config.privacy.largest_entry:g}"
             return f"{clipped:.1%} of the entries of the sketches exceed {limit} and were clipped. Raise it."
         if rank < MIN_RANK:
-            return f"the consensus's effective rank is only {rank:.1f}, which teaches little: see docs/algorithm.md"
+            teaches = f"the consensus's effective rank is only {rank:.1f}, which teaches little"
+            return f"{teaches}. Use a larger or more varied RAD."
         return None
 
 

@@ -90,8 +90,8 @@ class AlignmentConfig(Section):
     distance: Literal["cka", "literal-cka", "relational-kl", "coordinates"] = "coordinates"
     """`cka`: 1 - CKA. `literal-cka`: CKA itself, as printed in the paper's formula, which pushes clients apart.
     `relational-kl`: the KL divergence between softmax similarities. `coordinates`: a head on the encoder predicts where
-    an image lies in the mean kernel; with `rad.in_ssl` this needs no additional forward pass. `when`, `every`, `memory`
-    and `live_layer` do not apply to it."""
+    an image lies in the mean kernel; with `rad.in_ssl` this needs no additional forward pass. `when`, `every`,
+    `memory`, `augment_rad` and `live_layer` do not apply to it, nor does `rad_batch` with `rad.in_ssl`."""
     coordinates: PositiveInt = 128
     """`coordinates`: their number, which is the width of the vectors that all clients share."""
     coordinates_power: Annotated[float, Field(ge=0, le=1)] = 0.25
@@ -111,7 +111,7 @@ class AlignmentConfig(Section):
     degree: PositiveInt = 2
     """Polynomial: (a.b / mean squared norm + 1) ** degree."""
     temperature: PositiveFloat = 0.1
-    """`relational-kl`: the temperature of the softmax over similarities."""
+    """`coordinates`, `relational-kl`: the temperature of the softmax over similarities."""
     consensus_temperature: PositiveFloat | None = None
     """`relational-kl`: the temperature for the consensus; by default `temperature`. A lower one asks only for the
     nearest neighbours of each image."""
@@ -124,7 +124,8 @@ class AlignmentConfig(Section):
     power: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Raise the singular values of a client's representations to this power. Below 1, the effective rank increases."""
     rad_batch: NonNegativeInt = 128
-    """RAD images per step; 0 for the whole RAD."""
+    """RAD images per step that the term compares; 0 for the whole RAD. Coordinates with `rad.in_ssl` take those of the
+    step's batch instead."""
     memory: NonNegativeInt = 0
     """Number of recent RAD representations, kept without gradient, that are added to each step's comparison."""
     ten_crop: bool = True
