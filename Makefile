@@ -53,7 +53,7 @@ tables: $(VENV)/.demo-ready  ## the paper's tables at workstation scale, as far 
 	$(PAPER) table4 --seeds 3
 	$(PAPER) table2 --seeds 3 --only CIFAR-10
 	set -e; for table in table1 table2 table3; do $(PAPER) $$table --seeds 2; done
-	$(BIN)/python experiments/tables.py --write docs/results.md
+	$(BIN)/python experiments/tables.py --write results/tables.md
 
 install: $(VENV)/.dev-ready
 

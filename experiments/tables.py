@@ -1,7 +1,7 @@
-"""The paper's tables at scale `workstation`, from the figures kept below results/, as they stand in docs/results.md.
+"""The paper's tables at scale `workstation`, from the figures kept below results/, as they stand in results/tables.md.
 
-    python experiments/tables.py                           # print them
-    python experiments/tables.py --write docs/results.md   # replace them on the page, between its two marks
+    python experiments/tables.py                             # print them
+    python experiments/tables.py --write results/tables.md   # replace them on the page, between its two marks
 
 `make tables` runs what is missing; columns without a run are left out. A cell is the mean over n seeds ± its deviation:
 of the global model (g) where a method has one, otherwise of the mean over the clients' own models.

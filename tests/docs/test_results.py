@@ -1,4 +1,4 @@
-"""The figures on docs/results.md and README.md come from the files below results/."""
+"""The figures on docs/results.md, results/tables.md and README.md come from the files below results/."""
 
 import importlib
 import re
@@ -12,6 +12,7 @@ from hetero_ssfl.studies.paper.cells import CHOSEN
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "results.md").read_text()
+TABLES = (ROOT / "results" / "tables.md").read_text()
 README = (ROOT / "README.md").read_text()
 INTERVAL = re.compile(r"[+-][\d.]+ \([+-][\d.]+ to [+-][\d.]+\)")
 
@@ -22,26 +23,26 @@ def script(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.mark.parametrize(("name", "options"), [("tables", []), ("arms", ["--table"])])
+@pytest.mark.parametrize(("name", "text", "options"), [("tables", TABLES, []), ("arms", PAGE, ["--table"])])
 def test_the_page_has_the_tables_of_the_kept_runs(
-    name: str, options: list[str], tmp_path: Path, script: pytest.MonkeyPatch
+    name: str, text: str, options: list[str], tmp_path: Path, script: pytest.MonkeyPatch
 ) -> None:
     module = importlib.import_module(name)
-    page = tmp_path / "results.md"
-    page.write_text(PAGE)
+    page = tmp_path / "page.md"
+    page.write_text(text)
     script.setattr("sys.argv", [f"{name}.py", *options, "--write", str(page)])
     module.main()
-    assert page.read_text() == PAGE
+    assert page.read_text() == text
     script.setattr(module, "RESULTS", tmp_path)  # without results every cell is empty
     module.main()
-    assert page.read_text() != PAGE
+    assert page.read_text() != text
 
 
 @pytest.mark.usefixtures("script")
 def test_every_interval_of_the_text_is_printed_from_the_kept_runs() -> None:
     arms, tables, demo = (importlib.import_module(name) for name in ("arms", "tables", "demo"))
     known = "\n".join([*arms.table_lines(), *tables.page_lines(), *demo.table_lines()])
-    shown = INTERVAL.findall(" ".join(PAGE.split()))
+    shown = INTERVAL.findall(" ".join([*PAGE.split(), *TABLES.split()]))
     assert len(shown) > 100
     assert not [interval for interval in shown if interval not in known]
 
@@ -57,7 +58,7 @@ def test_trials_on_the_page_are_as_kept(capsys: pytest.CaptureFixture[str]) -> N
     assert len(shown) >= 3
     assert not [line for line in shown if line not in printed]
     best = {row: f"{selection.kept(row)[0]['linear_all']:.1f}" for row in ("FedBYOL", "FedSimCLR")}
-    assert f"FedBYOL has {best['FedBYOL']} (untrained 30.3), that of FedSimCLR {best['FedSimCLR']}" in PAGE
+    assert f"FedBYOL has {best['FedBYOL']} (untrained 30.3), that of FedSimCLR {best['FedSimCLR']}" in TABLES
 
 
 @pytest.mark.usefixtures("script")
@@ -84,7 +85,7 @@ def test_the_readme_has_the_figures_of_the_kept_runs() -> None:
     floors += [f"{arms.strongest_floor(metric):.1f}" for metric in metrics]
     assert readme["floor: features that nobody trained"] == floors
     control, central = "alone with RAD images", "one model with the images of all"
-    assert readme["alone, the RAD as extra data"] == of_demo(control) + of_arms(control)
+    assert readme["alone, the RAD as extra data (the control)"] == of_demo(control) + of_arms(control)
     assert readme["together"] == of_demo("together") + of_arms("together")
     assert readme[central] == ["", "", *of_arms(central)]
     gains = [demo.difference(control, metric) for metric in metrics]
