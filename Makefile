@@ -84,7 +84,7 @@ $(VENV)/.compiled: $(VENV)/.dev-ready
 	env PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import $(IMPORTED)"
 	touch $@
 
-EXTRAS := simulation timm tensorboard onnx heic
+EXTRAS := simulation timm tensorboard onnx heic medical
 .PHONY: $(EXTRAS)
 $(EXTRAS): $(VENV)/.demo-ready  ## one of the extras, beside the tested versions of all else
 	$(PIP) -e ".[$@]"

@@ -65,6 +65,35 @@ def test_scans_of_12_bits_are_refused_or_scaled_as_told(tmp_path: Path, monkeypa
         load_images(DataConfig(source=source, bit_depth=10), "train")
 
 
+def packed_tiff(bits: int, photometric: int) -> bytes:
+    """A TIFF with grey values of 12 bits, two in three bytes, or of 16."""
+    values = (RAMP * (2**bits - 1)).astype(np.uint16).ravel()
+    pairs = values.reshape(-1, 2)
+    packed = b"".join(((int(a) % 4096 << 12) + int(b) % 4096).to_bytes(4, "big")[1:] for a, b in pairs)
+    data = packed if bits == 12 else values.tobytes()
+    tags = {
+        256: 8,
+        257: 8,
+        258: bits,
+        259: 1,
+        262: photometric,
+        273: 8 + 2 + 9 * 12 + 4,
+        277: 1,
+        278: 8,
+        279: len(data),
+    }
+    entries = b"".join(struct.pack("<HHII", tag, 4 if tag in (273, 279) else 3, 1, tags[tag]) for tag in tags)
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", 0) + data
+
+
+@pytest.mark.parametrize(("bits", "photometric"), [(12, 1), (16, 0), (16, 1)])
+def test_a_tiff_that_says_how_its_values_are_meant_is_believed(bits: int, photometric: int, tmp_path: Path) -> None:
+    (tmp_path / "a.tif").write_bytes(packed_tiff(bits, photometric))
+    (found,) = load_images(DataConfig(source=str(tmp_path)), "train").pixels
+    expected = 255 * (RAMP if photometric else 1 - RAMP)
+    assert np.abs(found[0].numpy() - expected).max() <= 1.0
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 USUAL_SIDE = 32  # recommended for images of unequal sizes
+BITS, PHOTOMETRIC = 258, 262  # tags of TIFF
 HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 
 
@@ -100,7 +101,13 @@ def fit_image(
     from PIL import ImageOps
     from PIL.Image import Resampling
 
+    tags = getattr(image, "tag_v2", {})  # of a TIFF, which PIL forgets when it copies the image
+    if tags.get(BITS) == (12,):
+        bits, grey = bits or 12, None
+    white_is_zero = tags.get(PHOTOMETRIC) == 0 and image.mode.startswith("I;16")  # PIL inverts only 8 bits
     picture = eight_bits(ImageOps.exif_transpose(image), bits, grey)
+    if white_is_zero:
+        picture = ImageOps.invert(picture)
     if channels is None:
         channels = 1 if picture.mode in ("1", "L", "LA") else 3
     picture = picture.convert("L" if channels == 1 else "RGB")

@@ -24,7 +24,8 @@ from ..config import DataConfig
 from ..errors import DataError
 from ..terminal import Console
 from .cache import cache_folder, max_bytes, prune_cache, remembered, write_private
-from .decoding import BadImageError, UnreadableImageError, UsableImageError, check_size, decode_image
+from .decoding import BadImageError, UnreadableImageError, UsableImageError, check_size, decode_image, fit_image
+from .medical import ScanImage, count_in_files, image_names, images_in_files
 from .sources import Rows, Subset, files_of, fixed_fifth, image_files, locate, open_rows
 
 log = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ def count_images(config: DataConfig) -> Counts:
     if config.source != "digits":
         source = locate(config.source)
         files = image_files(source) if isinstance(source, Path) else []
-        total, classes = len(files), len({file.parent for file in files})
+        total, classes = sum(count_in_files(files, config)), len({file.parent for file in files})
         if not files:
             plain = config.model_copy(update={"side": None, "channels": None})
             key = ["count", _cache_key(plain, source, "all")]
@@ -224,7 +225,10 @@ def decode_each(
     for number, encoded in enumerate(images):
         try:
             channels = len(first) if first is not None else config.channels
-            picture = decode_image(encoded, config.side, channels, config.bit_depth, grey)
+            if isinstance(encoded, ScanImage):
+                picture = fit_image(encoded.picture(), config.side, channels)
+            else:
+                picture = decode_image(encoded, config.side, channels, config.bit_depth, grey)
             if alike:
                 check_size(picture, picture if first is None else first)
                 first = picture
@@ -266,9 +270,11 @@ def each_image(config: DataConfig) -> tuple[int, Iterator[SourceImage]]:
     source, what = locate(config.source), f"'{config.source}'"
     if isinstance(source, Path) and (files := image_files(source)):
         root = source if source.is_dir() else source.parent
-        paths = [file.relative_to(root).as_posix() for file in files]
-        decoded = decode_each(config, files, what)
-        return len(files), (SourceImage(row, paths[row], torch.tensor(image)) for row, image in decoded)
+        counts = count_in_files(files, config)
+        names = zip((file.relative_to(root).as_posix() for file in files), counts, strict=True)
+        paths = [path for name, count in names for path in image_names(name, count)]
+        decoded = decode_each(config, images_in_files(files, counts, config), what)
+        return len(paths), (SourceImage(row, paths[row], torch.tensor(image)) for row, image in decoded)
     rows = open_rows(config, source, "all")
     decoded = decode_each(config, rows.encoded(), what)
     return rows.count, (SourceImage(row, None, torch.tensor(image)) for row, image in decoded)
@@ -283,6 +289,8 @@ def image_sizes(config: DataConfig) -> list[tuple[int, int]]:
 
 def _place(encoded: Any, config: DataConfig) -> str:
     """Return the path of an image file within its source; nothing for an image of a table."""
+    if isinstance(encoded, ScanImage):
+        return image_names(_place(encoded.scan.path, config), encoded.scan.images)[encoded.number]
     if not isinstance(encoded, str | Path):
         return ""
     file, folder = Path(encoded).resolve(), Path(config.source).expanduser().resolve()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .cache import remembered
-from .sources import DATASET_FILES, METADATA, SUFFIXES, TABLES, files_of, locate
+from .sources import DATASET_FILES, METADATA, TABLES, files_of, is_image, locate
 
 Snapshot = dict[str, tuple[int, int, str]]
 """For each file below a source: size, time of its last change in nanoseconds, and a digest of its contents."""
@@ -45,7 +45,7 @@ def _stats(root: Path) -> dict[str, tuple[int, int]]:
     base, known = root if root.is_dir() else root.parent, (*METADATA, *DATASET_FILES, "state.json")
     stats = {}
     for file in files_of(root):
-        if file.suffix.lower() in (*SUFFIXES, *TABLES) or file.name in known:
+        if is_image(file) or file.suffix.lower() in TABLES or file.name in known:
             stat = file.stat()
             stats[file.relative_to(base).as_posix()] = (stat.st_size, stat.st_mtime_ns)
     return stats

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..config import DataConfig
 from ..errors import DataError
 from ..seeding import rng_for
+from .medical import count_in_files, images_in_files, is_medical
 
 Subset = Literal["train", "test", "all"]
 
@@ -126,7 +127,14 @@ def open_rows(config: DataConfig, source: Path | str, split: Subset) -> Rows:
     if label is None and split != "all" and config.label_column not in (None, NO_LABELS):
         raise DataError(f"'{source}' has no label column '{config.label_column}'. Change data.label_column.")
     labels, classes = _labels(source, label, table, (train, test)) if label else (None, ())
-    return Rows(_encoded(datasets, table, config, source), len(table), labels, classes)
+    encoded = _encoded(datasets, table, config, source)
+    if not _has_scans(source):
+        return Rows(encoded, len(table), labels, classes)
+    files = [Path(file) for file in encoded()]
+    counts = count_in_files(files, config)
+    if labels is not None:
+        labels = [label for label, count in zip(labels, counts, strict=True) for _ in range(count)]
+    return Rows(lambda: images_in_files(files, counts, config), sum(counts), labels, classes)
 
 
 def _encoded(datasets: Any, table: Any, config: DataConfig, source: Path | str) -> Callable[[], Iterator[Any]]:
@@ -173,6 +181,8 @@ def _splits(datasets: Any, source: Path | str) -> dict[str, Any]:
         if isinstance(source, str):
             _ask_hub(datasets, source)
             return dict(datasets.load_dataset(source))
+        if _has_scans(source):
+            return _scans(datasets, source)
         if any((source / name).exists() for name in DATASET_FILES):
             loaded = datasets.load_from_disk(str(source))
             return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
@@ -227,7 +237,31 @@ def image_files(source: Path) -> list[Path]:
     files = files_of(source)
     if any(f.name in DATASET_FILES or (f.suffix in TABLES and f.name not in METADATA) for f in files):
         return []
-    return [file for file in files if is_image(file)]
+    return [file for file in files if is_image(file) and not file.name.startswith(".")]
+
+
+def _has_scans(source: Path | str) -> bool:
+    return isinstance(source, Path) and any(is_medical(file) for file in image_files(source))
+
+
+def _scans(datasets: Any, source: Path) -> dict[str, Any]:
+    """Return the files of a folder with DICOM or NIfTI files by split: the `datasets` library would unpack .nii.gz, and
+    take folders of patients and series at any depth for classes."""
+    if source.is_dir() and any(file.name in METADATA for file in _image_folder(source)):
+        what = f"'{source}' has DICOM or NIfTI files and a metadata file, which is not read for these"
+        raise DataError(f"{what}. Remove it; for labels, put the files of each class into a folder of its own.")
+    features = {"image": datasets.Image(decode=False), "label": datasets.Value("string")}
+    rows: dict[str, dict[str, list[str]]] = {}
+    for file in image_files(source):
+        above = list(file.parent.relative_to(source).parts) if source.is_dir() else []
+        split = above.pop(0) if above and above[0] in ("train", *TEST_SPLITS) else "train"
+        columns = rows.setdefault(split, {"image": [], "label": []})
+        columns["image"].append(str(file))
+        columns["label"].append(above[0] if len(above) == 1 else "")
+    labels = [label for columns in rows.values() for label in columns["label"]]
+    if "" in labels or len(set(labels)) == 1:
+        rows, _ = {split: {"image": columns["image"]} for split, columns in rows.items()}, features.pop("label")
+    return {name: datasets.Dataset.from_dict(rows[name], datasets.Features(features)) for name in rows}
 
 
 def files_of(source: Path) -> list[Path]:
@@ -235,7 +269,7 @@ def files_of(source: Path) -> list[Path]:
 
 
 def is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES
+    return path.suffix.lower() in SUFFIXES or is_medical(path)
 
 
 def _image_folder(folder: Path) -> list[Path]:

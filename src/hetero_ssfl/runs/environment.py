@@ -21,6 +21,8 @@ OPTIONAL = {
     "ray": ("simulation", "run on many machines with Flower's Simulation Engine"),
     "timm": ("timm", "use encoders by name from timm"),
     "tensorboard": ("tensorboard", "watch runs in TensorBoard"),
+    "pydicom": ("medical", "read DICOM files"),
+    "nibabel": ("medical", "read NIfTI files"),
     "onnx": ("onnx", "export encoders to ONNX"),
 }
 RECORDED = ("hetero-ssfl", "torch", "flwr", "datasets", "flwr-datasets", "safetensors", "pydantic", "numpy")

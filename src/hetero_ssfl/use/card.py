@@ -69,8 +69,15 @@ def _training(model: ModelFolder, results: Mapping[str, Any]) -> dict[str, Any]:
         **facts,
         "privacy of what was sent": _privacy(card.get("privacy")),
         "RAD digest": str(card["rad_digest"])[:12] if card.get("rad_digest") else None,
+        "DICOM and NIfTI images": _scans(card["input"]),
         "hetero-ssfl": card.get("hetero_ssfl"),
     }
+
+
+def _scans(takes: Mapping[str, Any]) -> str | None:
+    """Return the settings by which scans are read, if they are not the usual ones."""
+    window, axis = takes.get("window", "file"), takes.get("axis", "axial")
+    return None if (window, axis) == ("file", "axial") else f"data.window = {window}, data.axis = {axis}"
 
 
 def _privacy(spent: object) -> str | None:

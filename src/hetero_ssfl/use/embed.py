@@ -13,7 +13,7 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from ..config import DataConfig
+from ..config import DataConfig, validate
 from ..data import Data, float_images_remedy, is_pixels, read_given
 from ..data.images import SourceImage, each_image
 from ..errors import ConfigError, DataError
@@ -47,8 +47,9 @@ def open_images(model: ModelFolder, source: str, on_bad_image: OnBad = "error") 
     if not (model.takes_images and model.shape[0] in (1, 3)):
         what = f"{model.client}'s encoder takes inputs of shape {model.shape}, not square images of 1 or 3 channels"
         raise ConfigError(f"{what}. Use it from Python, with arrays.")
-    takes = {"channels": model.shape[0], "side": model.shape[-1], "bit_depth": model.card["input"].get("bit_depth")}
-    return each_image(DataConfig.model_validate({"source": source, "on_bad_image": on_bad_image, **takes}))
+    takes = {"channels": model.shape[0], "side": model.shape[-1]}
+    takes |= {key: model.card["input"][key] for key in ("bit_depth", "window", "axis") if key in model.card["input"]}
+    return each_image(validate({"source": source, "on_bad_image": on_bad_image, **takes}, DataConfig))
 
 
 def embed(encoders: Sequence[nn.Module], images: Iterable[SourceImage], count: int, console: Console) -> Embedded:

@@ -131,9 +131,12 @@ def _query(search: Search, text: str, embedded: Embedded) -> Query:
         return Query(_name(embedded, place), place)
     if text in embedded.paths:
         return Query(text, embedded.paths.index(text))
-    if Path(text).is_file():
-        _, images = open_images(search.models[0], text)
-        return Query(text, pixels=next(images).pixels)
+    file, _, number = text.rpartition("#") if "#" in text and not Path(text).is_file() else (text, "", "")
+    if Path(file).is_file():
+        name = f"{Path(file).name}#{number}" if number else None
+        _, images = open_images(search.models[0], file)
+        if found := next((image for image in images if name in (None, image.path)), None):
+            return Query(text, pixels=found.pixels)
     numbers = f"{embedded.rows[0]} to {embedded.rows[-1]}"
     raise ConfigError(f"--query '{text}' is neither a file, nor the path of an image, nor a number from {numbers}.")
 

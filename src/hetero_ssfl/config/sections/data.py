@@ -17,6 +17,12 @@ class DataConfig(Section):
     bit_depth: Annotated[int, Field(ge=8, le=16)] | None = None
     """Files with grey values of 16 bits: white is 2^bit_depth - 1. By default 16, and a source whose largest value is
     below an eighth of that, as in scans of 12 bits, is refused."""
+    window: Literal["file", "percentiles"] | tuple[float, PositiveFloat] = "file"
+    """DICOM and NIfTI: the values that are shown from black to white. `file`: the window that the file itself names or,
+    without one, its percentiles 0.5 to 99.5; `percentiles`: always these; [center, width], such as [40, 400] for the
+    soft tissue of every CT."""
+    axis: Literal["axial", "coronal", "sagittal"] = "axial"
+    """NIfTI: the direction of the slices that are images."""
     limit: PositiveInt | None = None
     """Use only this many training images, balanced over the classes and chosen by the seed."""
     validation: NonNegativeInt = 200

@@ -97,7 +97,7 @@ def export_model(participant: Participant, client: TrainingClient) -> None:
     wants: dict[str, object] = {"shape": list(participant.rad.shape[1:])}
     if is_pixels(participant.rad.dtype):
         wants |= {"channels": channels, "side": side, "mean": MEAN, "std": STD}
-        wants |= {"bit_depth": config.data.bit_depth} if config.data.bit_depth else {}
+        wants |= config.data.model_dump(mode="json", include={"bit_depth", "window", "axis"}, exclude_none=True)
     card = {
         "client": participant.name,
         "encoder": participant.model.encoder,
