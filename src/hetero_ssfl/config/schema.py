@@ -106,8 +106,14 @@ class Config(Section):
 
     def epochs_of(self, images: int) -> int:
         """Return the passes of each round over that many images, by default fitted to `local_steps`."""
-        steps_per_epoch = max(1, images // min(self.optim.batch, images))
-        return self.local_epochs or max(1, round(self.local_steps / steps_per_epoch))
+        return self.local_epochs or max(1, round(self.local_steps / self._steps_per_epoch(images)))
+
+    def steps_of(self, images: int) -> int:
+        """Return the steps of each round on that many images."""
+        return self.epochs_of(images) * self._steps_per_epoch(images)
+
+    def _steps_per_epoch(self, images: int) -> int:
+        return max(1, images // min(self.optim.batch, images))
 
     @property
     def own_code(self) -> dict[str, str]:
