@@ -20,6 +20,7 @@ from helpers.saved import lines
 from hetero_ssfl.federation.wire import arrays_of, fields_of, metrics_of, pack
 from hetero_ssfl.methods.averaging import average
 from hetero_ssfl.methods.weight_checks import misfits
+from hetero_ssfl.report.reported_run import read_runs
 
 Weights = dict[str, Tensor]
 Lie = Callable[[Weights, Weights], Weights]
@@ -175,3 +176,44 @@ def test_the_trimmed_mean_withstands_one_of_five_liars_within_the_bounds(tmp_pat
         low, high = honest.amin(0), honest.amax(0)
         inside = bool(((result >= low - 1e-7) & (result <= high + 1e-7)).all())
         assert inside == (trim > 0)
+
+
+# --- kernels ---
+
+
+class OneLiar(Rig):
+    """Three encoders, of which the last sends its kernel with permuted images; weights are learned."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, "clients.weights=agreement", "evaluation.probes=[]", "rounds=3", "rad.size=40")
+        self.grid.tamper[102] = self.lie
+
+    def lie(self, question: Message, reply: Message) -> Message:
+        if question.metadata.message_type != "train" or reply.has_error() or "need" in fields_of(reply.content):
+            return reply
+        factor = arrays_of(reply.content)["factor"].flip(0)
+        return Message(pack({"factor": factor}, fields_of(reply.content), metrics_of(reply.content)), reply_to=question)
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_liar_about_its_kernel_loses_its_weight_also_in_a_run_that_was_resumed(tmp_path: Path) -> None:
+    whole, stopped = OneLiar(tmp_path / "whole"), OneLiar(tmp_path / "stopped")
+    whole.run()
+    stopped.at["round", 1] = stop
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run()
+    stopped.run()
+    (seen, again) = ([e for e in lines(rig.folder) if e["event"] == "kernels"] for rig in (whole, stopped))
+    assert seen == again
+    assert all(event["weights"]["node-2"] < 0.2 for event in seen)
+    assert all(event["weights"]["node-0"] == 1.0 for event in seen)
+    one, other = tensors(whole.folder), tensors(stopped.folder)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(value, other[key]) for key, value in one.items())
+    (run,) = read_runs([whole.folder.path])
+    suspects = [(who, why) for _, who, what, why in run.faults() if what == "suspect"]
+    assert [who for who, _ in suspects] == ["node-2"]
+    assert run.weight_series()["node-2"][0] == (0, 0.0)
