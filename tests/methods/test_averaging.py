@@ -1,7 +1,7 @@
 """One round of each averaging method, computed by hand for networks with one weight each."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pytest
@@ -11,7 +11,7 @@ from torch import nn
 from hetero_ssfl.config import load_config
 from hetero_ssfl.learning.learner import Learner, build_learner
 from hetero_ssfl.learning.training import TrainingClient
-from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState
+from hetero_ssfl.methods import METHODS, Broadcast, Method, ServerState, Update
 
 AVERAGING = importlib.import_module("hetero_ssfl.methods.averaging")
 PAPERS_WORDS = ("averaging.divergence=global", "averaging.norm=euclidean")
@@ -252,3 +252,26 @@ def test_fedema_mixes_parameters_and_takes_the_statistics_of_batchnorm_as_the_pu
         elif key in everywhere:
             wanted = kept * own[key] + (1 - kept) * everywhere[key]
         torch.testing.assert_close(value, wanted, msg=key)
+
+
+def test_a_trimmed_mean_leaves_the_largest_and_smallest_values_out() -> None:
+    columns = [[1.0, 9.0], [2.0, -50.0], [4.0, 7.0], [1e6, 8.0], [-1e6, 6.0]]
+    models: list[Mapping[str, torch.Tensor]] = [
+        {"w": torch.tensor(w), "n": torch.tensor(k)} for k, w in enumerate(columns)
+    ]
+    fifth, median = AVERAGING.trimmed_mean(models, 0.2), AVERAGING.trimmed_mean(models, 0.5)
+    assert torch.allclose(fifth["w"], torch.tensor([(1 + 2 + 4) / 3, (6 + 7 + 8) / 3]))
+    assert median["w"].tolist() == [2.0, 7.0]
+    assert (int(fifth["n"]), int(median["n"])) == (3, 2)
+    of_four = AVERAGING.trimmed_mean(models[:4], 0.5)["w"]  # the mean of the middle two
+    assert of_four.tolist() == [3.0, 7.5]
+    assert AVERAGING.trimmed_mean(models[:1], 0.5)["w"].tolist() == columns[0]
+
+
+def test_a_trimmed_mean_is_used_only_if_asked_for() -> None:
+    updates = {
+        name: Update(examples, globally(value, value)) for name, value, examples in (("a", 0.0, 1), ("b", 4.0, 3))
+    }
+    for trim, expected in (("0", 3.0), ("0.2", 2.0)):
+        after = method("fedbyol", f"averaging.trim={trim}").aggregate(state_after(0), updates)
+        assert after.shared["encoder.weight"].item() == expected

@@ -84,6 +84,12 @@ class Config(Section):
             yield f"{needed} can never be met with {selected} clients per round. Lower it."
         sketch = f"alignment.form = '{alignment.form}'", alignment.form == "sketch"
         scaled = "alignment.normalize = false", alignment.normalize
+        if weights == "agreement" and not self.privacy.secure:
+            yield from _conflicts(
+                "clients.weights = 'agreement'",
+                "set clients.weights = 'uniform'",
+                (sketch[0], not sketch[1], "kernels are compared by their factors"),
+            )
         if self.privacy.epsilon is not None:  # a bounded sketch must be all that a client sends
             yield from _conflicts(
                 f"privacy.epsilon = {self.privacy.epsilon:g}",
@@ -101,13 +107,20 @@ class Config(Section):
                 ("alignment.leave_one_out = true", not alignment.leave_one_out, "the server knows no single kernel"),
                 (*scaled, "integers need a common scale"),
                 (f"clients.weights = {weights}", isinstance(weights, str), chosen),
+                ("clients.weights = 'agreement'", weights != "agreement", "the server knows no single kernel"),
                 (f"{selected} clients per round", selected >= 3, "a sum of fewer than three reveals too much"),
             )
 
     def epochs_of(self, images: int) -> int:
         """Return the passes of each round over that many images, by default fitted to `local_steps`."""
-        steps_per_epoch = max(1, images // min(self.optim.batch, images))
-        return self.local_epochs or max(1, round(self.local_steps / steps_per_epoch))
+        return self.local_epochs or max(1, round(self.local_steps / self._steps_per_epoch(images)))
+
+    def steps_of(self, images: int) -> int:
+        """Return the steps of each round on that many images."""
+        return self.epochs_of(images) * self._steps_per_epoch(images)
+
+    def _steps_per_epoch(self, images: int) -> int:
+        return max(1, images // min(self.optim.batch, images))
 
     @property
     def own_code(self) -> dict[str, str]:

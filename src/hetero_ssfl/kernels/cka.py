@@ -6,7 +6,6 @@ reference in the tests.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
@@ -111,11 +110,32 @@ def factor_hsic_debiased(a: Tensor, b: Tensor) -> Tensor:
     return (cross - 2 / (n - 2) * sums_a @ sums_b) / (n * (n - 3))
 
 
+def hsic_products(first: Sequence[Tensor], second: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the unbiased HSIC of each factor of `first` with each of `second`, and the norms of those of `first`."""
+    first, second = ([a - a.mean(0) for a in map(at_least_float32, each)] for each in (first, second))
+    n, widths, wide = len(first[0]), [b.shape[1] for b in second], torch.cat(list(second), 1)
+    ends = torch.tensor(widths).cumsum(0) - 1
+    traces = torch.stack([(a.T @ wide).square().sum(0).double().cumsum(0)[ends] for a in first])
+    traces = traces.diff(dim=1, prepend=torch.zeros(len(first), 1, dtype=torch.float64))
+    own = torch.stack([(a.T @ a).square().sum().double() for a in first])
+    (diag, sums), (diag_b, sums_b) = (_diagonals_and_sums(each) for each in (first, second))
+    whole = sums.sum(1)
+
+    def unbiased(trace: Tensor, diagonals: Tensor, totals: Tensor, rows: Tensor) -> Tensor:
+        return (trace - diagonals + totals / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows) / (n * (n - 3))
+
+    products = unbiased(traces, diag @ diag_b.T, whole[:, None] * sums_b.sum(1), sums @ sums_b.T)
+    squares = unbiased(own, diag.square().sum(1), whole.square(), sums.square().sum(1))
+    return products, squares.clamp_min(EPS**2).sqrt()
+
+
+def _diagonals_and_sums(factors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the diagonals of the kernels, and the sums of their rows without the diagonal."""
+    diagonals = torch.stack([a.square().sum(1) for a in factors]).double()
+    return diagonals, torch.stack([a @ a.sum(0) for a in factors]).double() - diagonals
+
+
 def mutual_cka(factors: Sequence[Tensor]) -> Tensor:
     """Return the debiased linear CKA between every two clients' features of the same images (0 if unrelated)."""
-    centred = [a.double() - a.double().mean(0) for a in factors]
-    hsic = torch.zeros(len(factors), len(factors), dtype=torch.float64)
-    for i, j in combinations_with_replacement(range(len(factors)), 2):
-        hsic[i, j] = hsic[j, i] = factor_hsic_debiased(centred[i], centred[j])
-    own = hsic.diagonal().clamp_min(1e-24).sqrt()
-    return (hsic / own / own[:, None]).fill_diagonal_(1).float()
+    products, norms = hsic_products([a.double() for a in factors], [a.double() for a in factors])
+    return (products / norms / norms[:, None]).fill_diagonal_(1).float()

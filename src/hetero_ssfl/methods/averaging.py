@@ -4,8 +4,11 @@
 3. the client returns the three networks; the server averages them with weights n_k / n over the round's clients.
 
 BatchNorm's running statistics are averaged like weights; its integer batch counter takes the largest value.
+
+A reply that is far from the others is refused (weight_checks.py). With `averaging.trim` the mean is a trimmed one.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
@@ -19,11 +22,11 @@ from ..errors import ProtocolError
 from ..learning.learner import Learner
 from ..learning.training import TrainingClient, train
 from .base import Broadcast, ClientId, Method, ServerState, Update, check_like
+from .weight_checks import STATISTICS, check_statistics, misfits, parameters
 
 ENCODER = ("encoder.", "projector.")
 NETWORKS = (*ENCODER, "predictor.")
 MAX_GROWTH = 10.0  # a round may multiply the norm of all parameters by at most this factor
-STATISTICS = ("running_mean", "running_var")
 SHORTCUTS = (".shortcut.", ".downsample.")  # their names in this package and in torchvision
 
 
@@ -56,6 +59,7 @@ class FedSSL(Method):
 
     def check(self, state: ServerState, client: ClientId, update: Update) -> None:
         super().check(state, client, update)
+        check_statistics(update.arrays, state.shared, client)
         if not state.shared:  # the opening: there is nothing to compare with yet
             if not update.arrays:
                 raise ProtocolError(f"{client} sent no weights, expected the weights of its networks.")
@@ -74,9 +78,16 @@ class FedSSL(Method):
         if weights or down.round > 0:
             check_like(weights, shared_weights(client.learner, self.shared), "the server")
 
+    def misfits(self, state: ServerState, updates: Mapping[ClientId, Update]) -> Mapping[ClientId, str]:
+        if not state.shared:
+            return {}
+        steps = {name: self.config.steps_of(update.examples) for name, update in updates.items()}
+        return misfits(state.shared, {name: update.arrays for name, update in updates.items()}, steps)
+
     def aggregate(self, state: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
-        replies = [updates[name] for name in state.roster if name in updates]
-        shared = average([reply.arrays for reply in replies], [reply.examples for reply in replies])
+        replies, trim = [updates[name] for name in state.roster if name in updates], self.config.averaging.trim
+        models = [reply.arrays for reply in replies]
+        shared = trimmed_mean(models, trim) if trim else average(models, [reply.examples for reply in replies])
         return replace(state, round=state.round + 1, shared=shared)
 
 
@@ -151,9 +162,8 @@ def divergence(a: Mapping[str, Tensor], b: Mapping[str, Tensor], norm: str) -> f
 
 
 def norm_of_parameters(weights: Mapping[str, Tensor]) -> float:
-    """Return ||W|| without BatchNorm's statistics and counters, which grow with the activations and steps."""
-    parameters = [w for key, w in weights.items() if w.is_floating_point() and not key.endswith(STATISTICS)]
-    return sum(float(w.double().square().sum()) for w in parameters) ** 0.5
+    """Return ||W|| over all parameters."""
+    return sum(float(weights[key].double().square().sum()) for key in parameters(weights)) ** 0.5
 
 
 def shared_weights(learner: Learner, parts: tuple[str, ...] = NETWORKS) -> dict[str, Tensor]:
@@ -169,4 +179,16 @@ def average(models: list[Mapping[str, Tensor]], sizes: list[int]) -> dict[str, T
             out[key] = torch.as_tensor(mean).to(first.dtype)
         else:
             out[key] = torch.stack([m[key] for m in models]).amax(0)
+    return out
+
+
+def trimmed_mean(models: list[Mapping[str, Tensor]], trim: float) -> dict[str, Tensor]:
+    """Return the mean of each entry without its smallest and largest values, a fraction `trim` of the models each, but
+    of at least one or two in the middle. All models count equally, since a liar would claim a large size."""
+    count = len(models)
+    cut = min(math.ceil(trim * count), (count - 1) // 2)
+    out = {}
+    for key, first in models[0].items():
+        kept = torch.stack([model[key] for model in models]).sort(0).values[cut : count - cut]
+        out[key] = kept.double().mean(0).to(first.dtype) if first.is_floating_point() else kept.amax(0)
     return out

@@ -42,6 +42,14 @@ class Noise(Protocol):
 
 
 @runtime_checkable
+class ComparesReplies(Protocol):
+    """Replies can be wrong in a way that only the other replies of the round show."""
+
+    def misfits(self, state: ServerState, updates: Mapping[ClientId, Update]) -> Mapping[ClientId, str]:
+        """Server: return why a reply must not be used beside the others, for each client of which that is so."""
+
+
+@runtime_checkable
 class Forgets(Protocol):
     """What clients that left have contributed can be taken out of the shared state."""
 

@@ -12,13 +12,16 @@ clients of that round, or a mix of it with the last one. With `privacy.epsilon` 
 part of what the sum needs, or without `privacy.secure` as much as a single sketch needs.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import ProtocolError
+from ..kernels.agreement import MIN_CLIENTS, agreements, drawn, relative, smoothed, weight_of
 from ..kernels.cka import mutual_cka
 from ..kernels.consensus import Group, MeanKernel
 from ..kernels.contribution import TOLERANCE, check_contribution, check_rows, contribution
@@ -31,6 +34,7 @@ from .private import PrivateSketches
 
 MAX_NORM_RATIO = 1000.0  # of a kernel that is not normalised to the median norm of the others
 MAX_SCALED, MAX_UNSCALED = 2.0, 1e6  # entries of a consensus, whose scale is known or not
+LEARNED = "agreement"  # in the server's state
 MIN_RANK = 3.0  # effective rank of a mean kernel that teaches something
 SNAPSHOT_CLIENTS, SNAPSHOT_IMAGES, SNAPSHOT_VALUES = 20, 200, 64  # in a round's events
 
@@ -77,7 +81,8 @@ class HeteroSSFL(PrivateSketches):
         kept = {**state.clients, **{client: u.arrays for client, u in updates.items()}}
         examples = {**state.examples, **{name: u.examples for name, u in updates.items()}}
         after = replace(state, round=state.round + 1, clients=kept, examples=examples)
-        return replace(after, shared=self.mean_kernel(state, after, list(updates)).to_tensors())
+        after = replace(after, shared={**state.shared, **self.learned(after, updates)})
+        return self.with_mean(state, after, updates)
 
     def check(self, state: ServerState, client: ClientId, update: Update) -> None:
         super().check(state, client, update)
@@ -110,8 +115,45 @@ class HeteroSSFL(PrivateSketches):
         kept, noise = MeanKernel.from_tensors(before.shared), self.noise.deviation if self.noise else 0.0
         return self.averaging.update(kept, self._group(before), self._group(after), changed, noise)
 
+    def with_mean(self, before: ServerState, after: ServerState, changed: Collection[ClientId]) -> ServerState:
+        """Return the state `after` with its mean kernel."""
+        weighed = [
+            name for name in after.clients if name in before.clients and self._weights_differ(before, after, name)
+        ]
+        kept = {LEARNED: after.shared[LEARNED]} if LEARNED in after.shared else {}
+        mean = self.mean_kernel(before, after, {*changed, *weighed})
+        return replace(after, shared={**mean.to_tensors(), **kept})
+
+    def _weights_differ(self, before: ServerState, after: ServerState, name: ClientId) -> bool:
+        return LEARNED in after.shared and self.weight(before, name) != self.weight(after, name)
+
+    def learned(self, state: ServerState, updates: Mapping[ClientId, Update]) -> dict[str, Tensor]:
+        """Return the smoothed agreement of each client in the order of the roster, NaN for those without a kernel.
+
+        The values of clients that did not reply stay: nobody becomes an outlier by being idle.
+        """
+        present = [name for name in state.roster if name in state.clients]
+        if self.config.clients.weights != "agreement" or len(present) < MIN_CLIENTS:
+            return {}
+        values = dict.fromkeys(state.roster, math.nan) | self._learned(state)
+        reported = [str(update.metrics) for update in updates.values()]  # which no client knows of the others
+        panel, rows = drawn(present, self.config.rad.size, self.config.seed, state.round, *reported)
+        compared = [*panel, *(name for name in updates if name not in panel)]
+        factors = [state.clients[name]["factor"][rows] for name in compared]
+        found = agreements(factors[: len(panel)], factors[len(panel) :])
+        for name, value in zip(compared, relative(found), strict=True):
+            if name in updates:
+                values[name] = smoothed(None if math.isnan(values[name]) else values[name], value)
+        return {LEARNED: torch.tensor(list(values.values()), dtype=torch.float64)}
+
+    def _learned(self, state: ServerState) -> dict[ClientId, float]:
+        values = state.shared[LEARNED].tolist() if LEARNED in state.shared else []
+        return dict(zip(state.roster, values, strict=False))  # newcomers come last in the roster
+
     def _group(self, state: ServerState) -> Group:
-        return Group(state.roster, state.clients, {name: self.weight(state, name) for name in state.clients})
+        weights = {name: self.weight(state, name) for name in state.clients}
+        equal = dict.fromkeys(weights, 1.0)  # if learned weights leave nobody
+        return Group(state.roster, state.clients, weights if any(weights.values()) else equal)
 
     def weight(self, state: ServerState, name: ClientId) -> float:
         """Return w_j of the consensus, before the weights are scaled to sum to 1."""
@@ -119,13 +161,16 @@ class HeteroSSFL(PrivateSketches):
         if isinstance(weights, tuple):
             place = state.roster.index(name)
             return weights[place] if place < len(weights) else 1.0  # a client that joined later
+        if weights == "agreement":
+            value = self._learned(state).get(name, math.nan)
+            return 1.0 if math.isnan(value) else weight_of(value)
         return float(state.examples[name]) if weights == "size" else 1.0
 
     def forget(self, state: ServerState, gone: Collection[ClientId]) -> ServerState:
         after = without(state, gone)
         if len(after.clients) in (0, len(state.clients)):  # nobody is left to average, or nothing has changed
             return state
-        return replace(after, shared=self.mean_kernel(state, after, gone).to_tensors())
+        return self.with_mean(state, after, gone)
 
     # --- for events and reports ---
 
@@ -149,6 +194,10 @@ class HeteroSSFL(PrivateSketches):
             step = -(-self.config.rad.size // SNAPSHOT_IMAGES)
             factors = [state.clients[name]["factor"][::step].clone() for name in names]  # a view would keep all rows
             fields |= {"clients": names, "mutual_cka": [_rounded(row) for row in mutual_cka(factors)]}
+        if LEARNED in state.shared:
+            known = {name: value for name, value in self._learned(state).items() if name in state.clients}
+            fields["agreement"] = {name: round(value, 4) for name, value in known.items() if not math.isnan(value)}
+            fields["weights"] = {name: round(weight_of(value), 4) for name, value in fields["agreement"].items()}
         return fields
 
     def round_warning(self, metrics: Mapping[str, float]) -> str | None:

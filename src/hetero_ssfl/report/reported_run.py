@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 from ..errors import ConfigError, RunError
 from ..methods import Method, method_class
 from ..plugins import is_trusted
-from ..runs.events import ClientTrained, Evaluated, Event, RoundDone, is_number, never_trained
+from ..runs.events import ClientTrained, Evaluated, Event, KernelsSeen, RoundDone, is_number, never_trained
 from ..runs.folder import RunFolder
 from .blocks import Block, Legend
 from .plots import MARKERS
 from .rad_features import are_pictures
 from .tables import Result, metric_names
 
+SUSPECT = 0.5  # a learned weight below it
 STYLES = 8  # colours of the style sheet, c0 to c7; c0 is reserved for the last run
 UNTRAINED = "cu"
 MAX_ROWS = 100  # of a table
@@ -85,6 +86,11 @@ class ReportedRun(Result):
     def validation_series(self, metric: str) -> Series:
         return _series(metric, [(e.round, e.clients) for e in _validations(self.events)])
 
+    def weight_series(self) -> Series:
+        """Return the learned weights of the clients."""
+        rounds = [(e.round, e.weights) for e in self.events_of(KernelsSeen) if e.weights]
+        return _series("weight", [(number, {c: {"weight": w} for c, w in seen.items()}) for number, seen in rounds])
+
     def server_series(self, key: str) -> list[tuple[int, float]]:
         return _series(key, [(e.round, {"": e.to_json()}) for e in self.events_of(RoundDone)]).get("", [])
 
@@ -104,12 +110,26 @@ class ReportedRun(Result):
                 faults += [(event.round, event.client, what, why) for what, why in happened if why]
             elif isinstance(event, RoundDone) and event.away:
                 faults.append((event.round, ", ".join(event.away), "away", "not connected in this round"))
+        faults += self._suspects()
         if never := self.never_trained:
             why = "no round selected them, or all their replies were left out: they are not part of the means"
             faults.append((self.rounds_done, ", ".join(never), "never trained", why))
         if absent := self.results.get("absent"):
             faults.append((self.rounds_done, ", ".join(absent), "absent", "left before the end: no final metrics"))
         return faults
+
+    def _suspects(self) -> list[tuple[int, str, str, str]]:
+        """Return the clients whose learned weight is low after the last round, with the reason."""
+        seen = [event for event in self.events_of(KernelsSeen) if event.weights and event.agreement]
+        if not seen:
+            return []
+        last, suspects = seen[-1], []
+        for client, weight in (last.weights or {}).items():
+            if weight < SUSPECT:
+                part = (last.agreement or {}).get(client, 0.0)
+                why = f"its kernel agrees {part:.0%} as much with those of the others as the median client's"
+                suspects.append((last.round, client, "suspect", f"{why}: its weight is {weight:.2f}"))
+        return suspects
 
 
 def _series(key: str, rounds: Sequence[tuple[int, Mapping[str, Mapping[str, Any]]]]) -> Series:

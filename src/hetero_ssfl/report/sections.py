@@ -229,6 +229,7 @@ def curves(runs: Sequence[ReportedRun], metric: str | None) -> Section:
     titles |= {key: key.replace("_", " ") for key in sorted(reported - titles.keys())}
     series = [(words, [run.client_series(key) for run in runs]) for key, words in titles.items()]
     series += [(words, [{"": run.server_series(key)} for run in runs]) for key, words in SERVER_METRICS.items()]
+    series += [("learned weight in the consensus", [run.weight_series() for run in runs])]
     if metric:
         words = f"validation accuracy (%), {plain_metric(metric)}"
         series = [(words, [run.validation_series(metric) for run in runs]), *series]

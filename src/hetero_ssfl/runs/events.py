@@ -137,12 +137,15 @@ class FloorProbed(Event, kind="floor", saved=True):
 
 
 class KernelsSeen(Event, kind="kernels", saved=True):
-    """The spectrum of the mean kernel and, if the server has the clients' kernels, their mutual CKA."""
+    """The spectrum of the mean kernel and, if the server has the clients' kernels, their mutual CKA. With learned
+    weights, also each client's agreement with the others, and its weight before all are scaled to sum to 1."""
 
     round: StrictInt
     spectrum: list[Number] = field(default_factory=list)
     clients: list[StrictStr] | None = None
     mutual_cka: list[list[Number]] | None = None
+    agreement: dict[StrictStr, Number] | None = None
+    weights: dict[StrictStr, Number] | None = None
 
 
 class RoundDone(Event, kind="round", saved=True):

@@ -25,8 +25,9 @@ class ClientsConfig(Section):
     """Clients that take part in each round: a number of clients, or a fraction of all clients."""
     models: tuple[ModelConfig, ...] = Field(default=(ModelConfig(encoder="resnet10(width=16)"),), min_length=1)
     """Client k uses entry k modulo the length of the list."""
-    weights: Literal["uniform", "size"] | tuple[PositiveFloat, ...] = "uniform"
-    """Weights w_j of the consensus: equal, by number of images, or one value per client."""
+    weights: Literal["uniform", "size", "agreement"] | tuple[PositiveFloat, ...] = "uniform"
+    """Weights w_j of the consensus: equal, by number of images, learned from how much a client's kernel agrees with
+    those of the others, or one value per client."""
     seats: tuple[SeatConfig, ...] = ()
     """Real federations: the only nodes that may take part, such as `{name = "hospital-a", node = 1234, images = 5000}`
     with Flower's id of the node and the largest number of images that it can claim. By default, any registered node."""

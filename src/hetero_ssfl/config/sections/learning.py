@@ -161,8 +161,11 @@ class AlignmentConfig(Section):
 
 
 class AveragingConfig(Section):
-    """Settings of FedU and FedEMA. The defaults follow their published code."""
+    """Settings of methods that average weights. Those of FedU and FedEMA follow their published code."""
 
+    trim: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Leave this fraction of the replies out at both ends, for each weight separately, and average the others equally:
+    0.2 withstands a liar in five clients, 0.5 is the median. 0: the mean by number of images, of all replies."""
     threshold: PositiveFloat = 0.4
     """FedU: a client whose encoder diverges less than this takes the global predictor (0.4 CIFAR-10, 0.6 CIFAR-100)."""
     tau: Fraction = 0.7

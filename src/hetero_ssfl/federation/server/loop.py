@@ -11,6 +11,7 @@ bit-identical results.
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -21,7 +22,7 @@ from ...config import Config
 from ...errors import FaultError, LostStateError, TooFewRepliesError
 from ...methods import ClientId, Method, ServerState, Update, method_for
 from ...methods.base import without
-from ...methods.capabilities import Forgets, KernelSnapshot, Metrics, SecureSums, Warnings
+from ...methods.capabilities import ComparesReplies, Forgets, KernelSnapshot, Metrics, SecureSums, Warnings
 from ...runs.events import ClientTrained, Event, KernelsSeen, Listener, RoundBegun, RoundDone, Started
 from ...runs.folder import RunFolder, resume_command
 from ...seeding import rng_for
@@ -138,6 +139,11 @@ class Server:
 
         answers = self.roster.ask("train", number, contents, read)
         updates = {name: updates[name] for name in contents if name in updates}  # not in the order of arrival
+        counted = self.weighed(state, updates) if self.may_be_away and updates else updates
+        for name, reason in self.misfits(state, counted).items():
+            answers.excluded[name] = reason
+            self.roster.warn(reason)
+            updates, counted = ({n: u for n, u in each.items() if n != name} for each in (updates, counted))
         needed = 1 if self.opens_alone(state) else min(self.config.engine.min_replies, len(contents))
         if len(updates) < needed:
             what = f"round {number} got {len(updates)} usable replies, expected at least {needed}. First reason"
@@ -158,9 +164,12 @@ class Server:
             examples = update.examples if self.config.privacy.epsilon is None else None  # with noise it is not sent
             figures = dict(update.metrics)
             events.append(ClientTrained(number, name, sent, size, examples, warning=warning, figures=figures))
-        updates = self.weighed(state, updates) if self.may_be_away else updates
-        metrics = means({name: update.metrics for name, update in updates.items()})
-        return Outcome(self.method.aggregate(state, updates), events, len(updates), metrics)
+        metrics = means({name: update.metrics for name, update in counted.items()})
+        return Outcome(self.method.aggregate(state, counted), events, len(counted), metrics)
+
+    def misfits(self, state: ServerState, updates: Mapping[ClientId, Update]) -> Mapping[ClientId, str]:
+        """Return why replies must not be used, of which each is fine by itself."""
+        return self.method.misfits(state, updates) if isinstance(self.method, ComparesReplies) else {}
 
     def opens_alone(self, state: ServerState) -> bool:
         """Tell whether the next round is an opening that needs the reply of one client only."""
