@@ -26,7 +26,7 @@ from hetero_ssfl.federation.participants.node_settings import read_node
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EVERYWHERE = [block for page in [ROOT / "README.md", *PAGES] for block in blocks_of(page)]
 DEMANDING = (  # they take minutes, start other programs, or need certain ports of this machine
-    *("demo", "paper", "sweep", "audit", "theory", "check machine"),
+    *("demo", "paper", "sweep", "audit", "theory", "check machine", "watch"),
     *("deploy local", "deploy check"),
 )
 OTHER_PROGRAMS = {"pip", "python", "tensorboard"}

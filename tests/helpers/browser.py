@@ -87,12 +87,12 @@ class Browser:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def open(self, page: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+    def open(self, page: Path | str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         self.events.clear()
         self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.order("Emulation.setEmulatedMedia", features=[scheme])
-        self.order("Page.navigate", url=page.resolve().as_uri())
+        self.order("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
 

@@ -102,3 +102,17 @@ def test_looking_writes_nothing_and_sees_a_lock_of_another_process(folder: RunFo
         assert folder.is_busy()
         other.kill()
     assert not folder.is_busy(), "the system releases the lock of a process that was killed"
+
+
+def test_check_tells_a_run_that_works_from_one_that_is_stuck_or_dead(folder: RunFolder) -> None:
+    def code(*options: str) -> int:
+        return CliRunner().invoke(app, ["status", str(folder.path), *options]).exit_code
+
+    with folder.lock():
+        report(folder, age=600)
+        assert [code(), code("--check"), code("--check", "--max-silence", "300")] == [0, 0, 1]
+        report(folder, age=LIMIT + 301)
+        assert code("--check") == 1
+    assert [code(), code("--check")] == [0, 1]
+    folder.write_json("results.json", {"clients": {}, "mean": {}, "untrained": {}})
+    assert code("--check") == 0

@@ -99,6 +99,7 @@ def federate(
     config: str | Config | None = None,
     more: bool = False,
     progress: bool | Listener = True,
+    watch: bool = False,
 ) -> Run:
     """Train the clients together and return the finished run.
 
@@ -119,6 +120,7 @@ def federate(
             and `rad` replace its sources, partition and models.
         more: continue the run in `run_dir`, finished or not, with more `rounds` or other settings (lower `optim.lr`)
         progress: whether to show progress; or a function that is called with each event
+        watch: show a live page of the run, on this machine; its address is printed
     """
     given, names = Given(), _names(clients)
     chosen: dict[str, Any] = {"method": method, "rounds": rounds, "seed": seed, "ssl.kind": loss}
@@ -139,7 +141,7 @@ def federate(
         _say_before(say, run, names, chosen=path is not None)
         passed.load_starting_weights(run.folder)
         was_finished = run.folder.finished
-        train_here(run, progress)
+        train_here(run, progress, watch)
         if not was_finished and not run.folder.read_json("results.json")["mean"]:
             say("no labels, so no accuracy: look at run.report() and hetero-ssfl neighbours")
         say(f"run folder: {run.folder.path}{AGAIN * was_finished}")

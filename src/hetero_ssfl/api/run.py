@@ -38,13 +38,13 @@ FIGURES = ("examples", "loss_ssl", "loss_alignment", "spread", "effective_rank")
 log = logging.getLogger(__name__)
 
 
-def train_here(run: Prepared, progress: bool | Listener) -> None:
+def train_here(run: Prepared, progress: bool | Listener, watch: bool = False) -> None:
     """Run all remaining rounds on this machine and show them, or pass the events to a function."""
     if callable(progress):
-        run.train(progress)
+        run.train(progress, watch)
         return
     with RunView(Console(stderr=True), run.folder.read_config().name, quiet=not progress, shorter="rounds=1") as view:
-        run.train(view)
+        run.train(view, watch)
 
 
 class Run:

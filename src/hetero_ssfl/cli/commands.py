@@ -79,6 +79,9 @@ def run(
     ] = None,
     node: Annotated[list[Path] | None, typer.Option(metavar="NODE.toml", help="A participant's file; repeat.")] = None,
     on_bad_image: BadImage = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show a live page of the run; its address is printed.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -119,7 +122,7 @@ def run(
             if prepared.continues and not places and not quiet:
                 remark(f"continuing the unfinished run in {escape(str(prepared.folder.path))}")
             places.append(prepared.folder.path)
-            done = prepared.train(view)
+            done = prepared.train(view, watch)
         _print_results(done, as_json)
 
 

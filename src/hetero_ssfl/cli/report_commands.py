@@ -1,6 +1,8 @@
 """The commands about finished or running runs: status, evaluate, compare, report."""
 
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,21 +18,58 @@ app = typer.Typer()
 
 
 @app.command()
-def status(run: Run, as_json: Json = False) -> None:
+def status(
+    run: Run,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with code 1 if the run has ended too early or is stuck.")
+    ] = False,
+    max_silence: Annotated[
+        float | None, typer.Option(help="Seconds without an event after which it is stuck; by default the round's.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Show the status of a run and of each participant; for a run that has ended too early, how to continue it.
 
-    Use it on the machine of the server.
+    Use it on the machine of the server. With --check, cron, systemd and containers can call it.
 
     Examples:
       hetero-ssfl status runs/a
+      hetero-ssfl status runs/a --check --max-silence 7200
       watch hetero-ssfl status runs/a
     """
     from ..report.status import read_status, status_table
     from ..runs.folder import RunFolder
 
-    state = read_status(RunFolder.open(run))
+    state = read_status(RunFolder.open(run), max_silence=max_silence)
     warning = [f"last warning: {escape(state['last_warning'])}"] if state["last_warning"] else []
     show(as_json, state, escape(state["summary"]), status_table(state), *warning)
+    if check and state["phase"] in ("stopped", "stalled", "not started"):
+        sys.exit(1)
+
+
+@app.command()
+def watch(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN ...", help="Run folders.", show_default=False)],
+    address: Annotated[str, typer.Option(help="HOST:PORT; 0 for any free port.")] = "127.0.0.1:8765",
+) -> None:
+    """Show a live page of one or more runs, going on or finished, until you press Ctrl-C. It only reads their folders.
+
+    Other machines can see it only if --address is not a local one, and with the token that is printed then, or with
+    your own: HETERO_SSFL_WATCH_TOKEN. Prometheus can read its /metrics.
+
+    Examples:
+      hetero-ssfl watch runs/a
+      hetero-ssfl watch runs/a runs/b --address 0.0.0.0:8765
+    """
+    from ..federation.watching import open_page
+    from ..report.live import LiveRuns
+    from ..report.serving import watch as serve
+
+    live = LiveRuns(runs)
+    listener, token, url = open_page(address)
+    say(f"live page: {escape(url)}")
+    with suppress(KeyboardInterrupt):
+        serve(live, listener, token)
 
 
 @app.command()

@@ -5,5 +5,5 @@ from .reading import load_config, parse_config, preset_names, preset_text
 from .schema import Config
 from .sections.base import Layer, Precision, Section
 from .sections.data import DataConfig, PartitionConfig, RadConfig, ViewsConfig
-from .sections.federation import ClientsConfig, EngineConfig, PrivacyConfig, SeatConfig, TrackingConfig
+from .sections.federation import ClientsConfig, EngineConfig, PrivacyConfig, SeatConfig, TrackingConfig, WatchConfig
 from .sections.learning import AlignmentConfig, AveragingConfig, EvaluationConfig, ModelConfig, OptimConfig, SslConfig

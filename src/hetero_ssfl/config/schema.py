@@ -8,7 +8,7 @@ from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from .sections.base import Section
 from .sections.data import DataConfig, PartitionConfig, RadConfig, ViewsConfig
-from .sections.federation import ClientsConfig, EngineConfig, PrivacyConfig, TrackingConfig
+from .sections.federation import ClientsConfig, EngineConfig, PrivacyConfig, TrackingConfig, WatchConfig
 from .sections.learning import AlignmentConfig, AveragingConfig, EvaluationConfig, ModelConfig, OptimConfig, SslConfig
 
 BYOL = {"ssl": {"kind": "byol"}}
@@ -47,6 +47,7 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     tracking: TrackingConfig = TrackingConfig()
+    watch: WatchConfig = WatchConfig()
 
     @model_validator(mode="before")
     @classmethod

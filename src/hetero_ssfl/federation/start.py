@@ -34,18 +34,19 @@ from ..runs.events import Listener, Progressed
 from ..runs.files import append_line
 from ..runs.folder import FAULTS, HISTORY, RunFolder, resume_command
 from .engines.forkserver import open_fork_server
-from .engines.workers import InlineGrid, WorkerGrid
+from .engines.workers import InlineGrid, LocalGrid, WorkerGrid
 from .participants import LocalSite, NodeSite, Site, open_site
 from .participants.local import data_changes
 from .server.loop import Server
 from .server.status_file import reporting
-from .server.tensorboard import check_tracking, tracking
+from .server.trackers import check_tracking, tracking
+from .watching import ANY_PORT, watched
 
 log = logging.getLogger(__name__)
 
 CHANGEABLE = (
     *("clients.seats", "clients.newcomers"),
-    *("rounds", "local_epochs", "optim", "views", "averaging", "evaluation", "engine", "tracking"),
+    *("rounds", "local_epochs", "optim", "views", "averaging", "evaluation", "engine", "tracking", "watch"),
     *("clients.per_round", "ssl.ema", "ssl.ema_end", "ssl.temperature", "ssl.invariance", "ssl.variance"),
     *("ssl.covariance", "ssl.redundancy", "alignment.mu", "alignment.ramp_rounds", "alignment.when"),
     *("alignment.every", "alignment.temperature", "alignment.rad_batch", "alignment.memory", "alignment.augment_rad"),
@@ -62,20 +63,24 @@ class Prepared:
     continues: bool  # whether the folder held this run before
     other: tuple[Path, str] | None = None  # the newest other run of this run's default name, and what differs
 
-    def train(self, listen: Listener) -> RunFolder:
-        """Run the remaining rounds on this machine, with the engine that the config names."""
+    def train(self, listen: Listener, watch: bool = False) -> RunFolder:
+        """Run the remaining rounds on this machine, with the engine that the config names.
+
+        `watch` shows a live page, at any free port if the config has no address.
+        """
         folder, config = self.folder, self.folder.read_config()
         if folder.finished:
             return folder
         remember([*(model.encoder for model in config.clients.models), *config.own_code.values()])
         remember_places(places_of(folder))
-        if config.engine.kind == "simulation":
-            from .engines.ray_engine import simulate
+        with watched(folder.path, config.watch.address or (ANY_PORT if watch else None), listen):
+            if config.engine.kind == "simulation":
+                from .engines.ray_engine import simulate
 
-            simulate(lambda grid: serve(grid, folder, listen), folder, config)
-        else:
-            with open_grid(self.site, folder, listen) as grid:
-                serve(grid, folder, listen)
+                simulate(lambda grid: serve(grid, folder, listen), folder, config)
+            else:
+                with open_grid(self.site, folder) as grid:
+                    serve(grid, folder, listen)
         return folder
 
 
@@ -252,7 +257,10 @@ def serve(grid: Grid, run: RunFolder, listen: Listener) -> None:
     config = run.read_config()
     with run.lock(), torch_threads(config.engine.threads):
         if not run.finished:
-            server = Server(grid, run, config, reporting(run, tracking(run, listen)))
+            listen = tracking(run, reporting(run, listen))
+            if isinstance(grid, LocalGrid):
+                grid.report = lambda name, done, loss: listen(Progressed(name, done, loss))
+            server = Server(grid, run, config, listen)
             try:
                 server.run()
             except HeteroSSFLError:
@@ -262,13 +270,10 @@ def serve(grid: Grid, run: RunFolder, listen: Listener) -> None:
                 raise
 
 
-def open_grid(site: Site, folder: RunFolder, listen: Listener) -> WorkerGrid | InlineGrid:
+def open_grid(site: Site, folder: RunFolder) -> WorkerGrid | InlineGrid:
     """Open a grid of worker processes. If only this process has the participants, they are forked from it, or if that
     is not safe, the clients run in this process."""
     config = folder.read_config()
-
-    def report(name: str, done: float, loss: float) -> None:
-        listen(Progressed(name, done, loss))
 
     nodes, threads = site.nodes(folder), config.engine.threads
     workers = config.engine.workers or (os.cpu_count() or 1 if config.engine.device == "cpu" else 1)
@@ -276,12 +281,12 @@ def open_grid(site: Site, folder: RunFolder, listen: Listener) -> WorkerGrid | I
         for k, node in enumerate(nodes):
             node["gpu-fraction"] = gpu_fraction(config, k, workers)
     if site.kind != "python":
-        return WorkerGrid(nodes, workers, threads, report)
+        return WorkerGrid(nodes, workers, threads)
     # Neither OpenMP threads nor CUDA survive a fork, so a forked worker must not need them.
     safe = sys.platform == "linux" and config.engine.device == "cpu" and threads == 1
     if not safe or torch.cuda.is_initialized():
-        return InlineGrid(nodes, site, report)
-    return WorkerGrid(nodes, workers, threads, report, site)
+        return InlineGrid(nodes, site)
+    return WorkerGrid(nodes, workers, threads, site)
 
 
 def gpu_fraction(config: Config, client: int, workers: int) -> float:

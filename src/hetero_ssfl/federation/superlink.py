@@ -17,6 +17,7 @@ from ..runs.events import Answered, Event, Warned
 from .logs import log_to_stderr
 from .participants import NodeSite
 from .start import open_run, serve
+from .watching import watched
 
 log = logging.getLogger(__name__)
 server_app = ServerApp()
@@ -27,7 +28,9 @@ def main(grid: Grid, context: Context) -> None:
     log_to_stderr("server")
     try:
         config = fit_rad(load_config(_setting(context, "config")))
-        serve(grid, open_run(Path(_setting(context, "run-dir")), config, NodeSite()), log_event)
+        folder = open_run(Path(_setting(context, "run-dir")), config, NodeSite())
+        with watched(folder.path, folder.read_config().watch.address, log_event):
+            serve(grid, folder, log_event)
     except HeteroSSFLError as error:
         log.error("%s", error)
         logging.getLogger("flwr").addFilter(_is_not_ours)

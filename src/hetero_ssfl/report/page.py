@@ -1,6 +1,7 @@
 """Write an HTML page about one or more runs: a single file without scripts that loads nothing from the network."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -13,6 +14,7 @@ from .rad_features import FeatureReader, Map
 from .reported_run import metric_of, read_runs
 
 TEMPLATES = Path(__file__).parent / "templates"
+MAX_TEXT = 2000  # characters of a cell, caption or paragraph
 
 
 def write_report(paths: Sequence[Path], output: Path, features: FeatureReader, kind: Map = "pca") -> None:
@@ -46,7 +48,27 @@ def write_page(output: Path, make: Callable[[], str]) -> None:
 
 
 def fill_template(template: str, *folders: Path, **values: object) -> str:
+    return _templates(*folders).get_template(template).render(**values)
+
+
+def fill_block(macro: str, **values: object) -> str:
+    """Return one part of a page: what a macro of blocks.html makes."""
+    return str(getattr(_templates().get_template("blocks.html").module, macro)(**values))
+
+
+@lru_cache(maxsize=8)
+def _templates(*folders: Path) -> Environment:
     loader = FileSystemLoader([*folders, TEMPLATES])
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_bounded
+    )
     environment.filters["kind"] = lambda block: type(block).__name__
-    return environment.get_template(template).render(**values)
+    return environment
+
+
+def _bounded(value: object) -> object:
+    """Shorten a text, and replace what cannot be shown: names and reasons come from other machines."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    text = value if len(value) <= MAX_TEXT else f"{value[: MAX_TEXT - 1]}…"
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)

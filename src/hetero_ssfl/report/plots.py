@@ -228,7 +228,7 @@ def draw_holdings(counts: Mapping[str, Sequence[int]], classes: Sequence[str], p
 
 def tips(artist: Artist, words: Sequence[str], pictures: Sequence[str] = ()) -> None:
     """Give each mark of an artist a tooltip; in a page, pictures with these ids take the place of the marks."""
-    artist.tooltips = (words, pictures)  # type: ignore[attr-defined]
+    artist.tooltips = ([clip(text, 200) for text in words], pictures)  # type: ignore[attr-defined]
 
 
 def chart(
@@ -296,7 +296,7 @@ def _for_page(figure: Figure, label: str, style: str) -> Markup:
         element.set("style", re.sub(r"#\w{6}", lambda found: variables.get(found[0], found[0]), given))
         for key in {"d", "x", "y", "transform"} & set(element.attrib):
             element.set(key, _short(element.attrib[key]))
-    root.attrib = {"viewBox": root.get("viewBox", ""), "role": "img", "aria-label": label, "class": style}
+    root.attrib = {"viewBox": root.get("viewBox", ""), "role": "img", "aria-label": clip(label, 200), "class": style}
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 

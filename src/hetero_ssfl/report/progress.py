@@ -13,7 +13,7 @@ from typing import Self
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..runs.events import Evaluated, Evaluating, Event, Progressed, RoundBegun, RoundDone, Started, Warned
+from ..runs.events import Evaluated, Evaluating, Event, Progressed, RoundBegun, RoundDone, Started, Warned, Watched
 from ..terminal import Console
 from .tables import duration
 
@@ -112,6 +112,8 @@ class RunView(WorkView):
             case Evaluated() if event.split == "validation" and event.mean and not self.live:
                 scores = "  ".join(f"{key} {value:.1f}" for key, value in event.mean.items())
                 self._say(f"{self.title}: validation after round {event.round}: {scores}")
+            case Watched():
+                self._say(f"{self.title}: live page: {escape(event.url)}")
             case Warned():
                 self._say(f"[yellow]warning[/] (round {event.round}): {escape(event.text)}")
         if isinstance(event, Started | RoundDone | Evaluated) and event.round >= self.total:

@@ -1,6 +1,6 @@
 """A run as a page needs it: the content of its folder, finished or not, with a label and a colour."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,16 @@ from typing import Any, TypeVar
 from ..errors import ConfigError, RunError
 from ..methods import Method, method_class
 from ..plugins import is_trusted
-from ..runs.events import ClientTrained, Evaluated, Event, KernelsSeen, RoundDone, is_number, never_trained
+from ..runs.events import (
+    ClientTrained,
+    Evaluated,
+    Event,
+    FloorProbed,
+    KernelsSeen,
+    RoundDone,
+    is_number,
+    never_trained,
+)
 from ..runs.folder import RunFolder
 from .blocks import Block, Legend
 from .plots import MARKERS
@@ -81,7 +90,11 @@ class ReportedRun(Result):
 
     def client_series(self, key: str) -> Series:
         """Return what the clients report, or the bytes that they send and receive."""
-        return _series(key, [(e.round, {e.client: e.to_json()}) for e in self.events_of(ClientTrained)])
+        return _series(key, self._client_rounds)
+
+    @cached_property
+    def _client_rounds(self) -> list[tuple[int, dict[str, dict[str, Any]]]]:
+        return [(e.round, {e.client: e.to_json()}) for e in self.events_of(ClientTrained)]
 
     def validation_series(self, metric: str) -> Series:
         return _series(metric, [(e.round, e.clients) for e in _validations(self.events)])
@@ -141,7 +154,9 @@ def _series(key: str, rounds: Sequence[tuple[int, Mapping[str, Mapping[str, Any]
     return series
 
 
-def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
+def read_runs(
+    paths: Sequence[Path], events_of: Callable[[RunFolder], list[Event]] = RunFolder.events
+) -> list[ReportedRun]:
     """Read runs and give each a unique label. The last run, which the page is about, gets the first colour."""
     folders = [RunFolder.open(path) for path in paths]
     resolved = [folder.path.resolve() for folder in folders]
@@ -151,7 +166,7 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     styles = [*(f"c{1 + k % (STYLES - 1)}" for k in range(len(folders) - 1)), "c0"]
     runs = []
     for folder, label, style in zip(folders, short_names(resolved), styles, strict=True):
-        config, facts, events = folder.read_config(), folder.read_json("facts.json"), folder.events()
+        config, facts, events = folder.read_config(), folder.read_json("facts.json"), events_of(folder)
         results = folder.read_json("results.json") if all_finished else _so_far(folder, events)
         runs.append(ReportedRun(folder, config, facts, results, label, style, events))
     return runs
@@ -165,6 +180,8 @@ def _so_far(folder: RunFolder, events: Sequence[Event]) -> dict[str, Any]:
     if probes:
         results["clients"] = probes[-1].clients
         results["untrained"] = probes[0].clients if probes[0].round == 0 else {}
+    floors = {e.name: e.clients for e in events if isinstance(e, FloorProbed) and e.split == "validation"}
+    results |= {"floors": floors} if floors else {}
     if probes and probes[-1].round > 0:
         results["never_trained"] = never_trained(probes[-1].clients, events)
     return results

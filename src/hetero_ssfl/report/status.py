@@ -1,6 +1,7 @@
 """The status of a run for its operator: current phase, participants, failures and their reasons."""
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Column, Table
 
-from ..runs.events import ClientTrained, RoundDone
+from ..runs.events import ClientTrained, Event, RoundDone
 from ..runs.folder import RunFolder, resume_command
 from .tables import duration
 
@@ -16,10 +17,12 @@ ENDED = ("finished", "stopped")
 SLACK = 300.0  # seconds that the server may compute, in addition to engine.round_timeout
 
 
-def read_status(folder: RunFolder) -> dict[str, Any]:
+def read_status(
+    folder: RunFolder, events: Sequence[Event] | None = None, max_silence: float | None = None
+) -> dict[str, Any]:
     """Read the status from status.json (current), events.jsonl (finished rounds) and the lock of the folder."""
     now = folder.read_status()
-    events = folder.events()
+    events = folder.events() if events is None else events
     rounds = [e for e in events if isinstance(e, RoundDone)]
     total = folder.read_config().rounds
     done = max((e.round for e in rounds), default=0)
@@ -31,7 +34,8 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
         node["bytes"] = node.get("bytes", 0) + (event.bytes_up or 0) + event.bytes_down
         if event.excluded:
             node["last_fault"] = f"round {event.round}: {event.excluded}"
-    phase = _phase(folder, now)
+    limit = folder.read_config().engine.round_timeout + SLACK if max_silence is None else max_silence
+    phase = _phase(folder, now, limit)
     if phase in ENDED:
         for node in nodes.values():
             node["state"] = "away" if node.get("state") == "away" else phase
@@ -45,23 +49,25 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
         "updated": now.get("updated"),
         "waiting_for": [] if phase in ENDED else now.get("waiting_for", []),
         "last_warning": now.get("last_warning", ""),
+        "warnings": now.get("warnings", []),
+        "began": now.get("began"),
         "resume": resume_command(folder.path) if phase in ("stopped", "stalled") else None,
         "nodes": dict(sorted(nodes.items())),
     }
-    return {**status, "summary": _summary(folder, status)}
+    return {**status, "summary": _summary(folder, status, max_silence)}
 
 
-def _phase(folder: RunFolder, now: dict[str, Any]) -> str:
+def _phase(folder: RunFolder, now: dict[str, Any], max_silence: float) -> str:
     """Return the phase that the server reported, unless it has ended, or has been silent for too long."""
     if folder.finished:
         return "finished"
     if not folder.is_busy():
         return "stopped" if now else "not started"
     silence = time.time() - (now.get("updated") or time.time())
-    return "stalled" if silence > folder.read_config().engine.round_timeout + SLACK else now.get("phase", "starting")
+    return "stalled" if silence > max_silence else now.get("phase", "starting")
 
 
-def _summary(folder: RunFolder, status: dict[str, Any]) -> str:
+def _summary(folder: RunFolder, status: dict[str, Any], max_silence: float | None) -> str:
     phase, updated = status["phase"], status["updated"]
     text = f"{phase}: {status['round']} of {status['rounds']} rounds done"
     ago = "" if updated is None else f"{duration(time.time() - updated)} ago"
@@ -72,10 +78,11 @@ def _summary(folder: RunFolder, status: dict[str, Any]) -> str:
     if phase == "stopped":
         return f"{text}; no process of this machine works on it. {last} Continue with: {status['resume']}"
     if phase == "stalled":
-        limit = folder.read_config().engine.round_timeout
+        default = f"engine.round_timeout = {folder.read_config().engine.round_timeout:g} s"
+        limit = default if max_silence is None else f"{max_silence:g} s"
         return (
-            f"{text}; its server process is there, but has been silent for longer than engine.round_timeout = "
-            f"{limit:g} s. {last} Look at its log, stop it, and continue with: {status['resume']}"
+            f"{text}; its server process is there, but has been silent for longer than {limit}. {last} "
+            f"Look at its log, stop it, and continue with: {status['resume']}"
         )
     if status["seconds_left"] is not None:
         text += f", about {duration(status['seconds_left'])} left"

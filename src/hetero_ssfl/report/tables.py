@@ -11,7 +11,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from ..config import Config, EngineConfig, TrackingConfig
+from ..config import Config, EngineConfig, TrackingConfig, WatchConfig
 from ..errors import RunError
 from ..runs.events import Evaluated
 from ..runs.folder import RunFolder
@@ -37,8 +37,9 @@ class Result:
 
     @property
     def settings(self) -> Config:
-        """The config without seed, engine and tracking; equal for runs that are repetitions of each other."""
-        return self.config.model_copy(update={"seed": 0, "engine": EngineConfig(), "tracking": TrackingConfig()})
+        """The config without seed, engine and who looks on; equal for runs that are repetitions of each other."""
+        outside = {"engine": EngineConfig(), "tracking": TrackingConfig(), "watch": WatchConfig()}
+        return self.config.model_copy(update={"seed": 0, **outside})
 
     @property
     def never_trained(self) -> list[str]:

@@ -61,6 +61,12 @@ class Left(Event, kind="left"):
     client: str
 
 
+class Watched(Event, kind="watched"):
+    """The live page of the run is open."""
+
+    url: str
+
+
 class Started(Event, kind="start"):
     """The run starts, or continues after `round`."""
 

@@ -195,7 +195,10 @@ class RunFolder:
 
     def events(self) -> list[Event]:
         """Return the events of all finished rounds."""
-        return from_lines(self.log.read((self.committed() or {}).get("events")).splitlines())
+        return from_lines(self.event_lines().splitlines())
+
+    def event_lines(self) -> bytes:
+        return self.log.read((self.committed() or {}).get("events"))
 
     def committed(self) -> dict[str, Any] | None:
         """Return what the commit point says about the last finished round; None before the first."""

@@ -73,6 +73,10 @@ class Node(_File):
     state: str = ""
     last_seen: float = 0.0
     last_round: int = 0
+    done: float | None = None
+    """The fraction of its round that a client of this machine has finished."""
+    seconds: float | None = None
+    """From the begin of its last round to its reply, as the server saw it."""
 
 
 class Status(_File):
@@ -82,6 +86,8 @@ class Status(_File):
     nodes: dict[str, Node] = {}
     waiting_for: list[str] = []
     last_warning: str = ""
+    warnings: list[str] = []
+    began: float = 0.0
 
 
 class StudyTable(_File):

@@ -102,3 +102,19 @@ class TrackingConfig(Section):
 
     tensorboard: bool = False
     """Also write all figures to RUN/tensorboard (extra `tensorboard`)."""
+    mlflow: str | None = None
+    """Also send them to MLflow: a database, such as `sqlite:///mlflow.db`, or the address of its server (extra
+    `mlflow`)."""
+    wandb: str | None = None
+    """Also write them to a project of Weights & Biases in RUN/wandb, without a network unless the environment variable
+    WANDB_MODE is `online` (extra `wandb`)."""
+    own: str | None = None
+    """Your own tracker, `package.module:Class`: it gets the run folder, and its method `event` hears every event."""
+
+
+class WatchConfig(Section):
+    """The live page of a run. It is not sent to nodes."""
+
+    address: str | None = None
+    """Where the server shows a live page while the run goes on, as HOST:PORT: `127.0.0.1:8765`. Any host that is not
+    local needs a token, which the server prints."""

@@ -136,6 +136,7 @@ class LocalGrid(Grid):
     """Nodes by number, pending messages, and replies that have not been pulled yet. Use as a context manager."""
 
     run: Any = None
+    report: "Report" = staticmethod(lambda *_: None)  # the server sets it to hear how far clients are
 
     def __init__(self, nodes: list[dict[str, Any]]) -> None:
         self._nodes = {number + 2: _Node(config) for number, config in enumerate(nodes)}
@@ -204,11 +205,11 @@ class LocalGrid(Grid):
 class InlineGrid(LocalGrid):
     """Runs one client after another in this process, where it cannot be forked safely."""
 
-    def __init__(self, nodes: list[dict[str, Any]], site: "Site", report: "Report" = lambda *_: None) -> None:
+    def __init__(self, nodes: list[dict[str, Any]], site: "Site") -> None:
         super().__init__(nodes)
         from ..client.app import ClientProcess, client_app
 
-        self._app = client_app(ClientProcess(site, report=report))
+        self._app = client_app(ClientProcess(site, report=lambda *progress: self.report(*progress)))
 
     def _receive(self, timeout: float) -> None:
         if self._pending:
@@ -222,17 +223,10 @@ class InlineGrid(LocalGrid):
 class WorkerGrid(LocalGrid):
     """Sends messages to worker processes, which the fork server starts; or forks them itself if a `site` is given."""
 
-    def __init__(
-        self,
-        nodes: list[dict[str, Any]],
-        workers: int,
-        threads: int,
-        report: "Report" = lambda *_: None,
-        site: "Site | None" = None,
-    ) -> None:
+    def __init__(self, nodes: list[dict[str, Any]], workers: int, threads: int, site: "Site | None" = None) -> None:
         super().__init__(nodes)
         self._context: BaseContext = multiprocessing.get_context("fork") if site else open_fork_server()
-        self._threads, self._report, self._site = threads, report, site
+        self._threads, self._site = threads, site
         self._workers: list[_Worker] = []
         for _ in range(min(workers, len(nodes))):
             self._workers.append(self._start())
@@ -304,7 +298,7 @@ class WorkerGrid(LocalGrid):
                 self._replace(number)
                 continue
             if data[:1] == b"P":
-                self._report(*json.loads(data[1:]))
+                self.report(*json.loads(data[1:]))
                 continue
             assert worker.busy is not None
             node = self._node_of(worker.busy)

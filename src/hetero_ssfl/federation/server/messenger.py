@@ -10,7 +10,7 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from ...config import Config
+from ...config import Config, TrackingConfig, WatchConfig
 from ...errors import FaultError, LostStateError, ProtocolError, RunError
 from ...methods import ClientId
 from ...runs.events import Answered, Joined, Listener, Warned
@@ -45,7 +45,8 @@ class Messenger:
         self.federation, self.may_be_away = facts.federation, facts.site == "nodes"  # owners may switch them off
         # Nodes need not know who else is registered.
         clients = config.clients.model_copy(update={"seats": ()})
-        self.config_toml = config.model_copy(update={"clients": clients}).to_toml()
+        hidden = {"clients": clients, "tracking": TrackingConfig(), "watch": WatchConfig()}
+        self.config_toml = config.model_copy(update=hidden).to_toml()
         self.rad, self.rad_digest = folder.rad()
         self.rad_record = pack({"pixels": self.rad})["arrays"]  # one copy for all messages
         self.number = 0  # the current round
