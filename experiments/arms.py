@@ -29,6 +29,7 @@ RESULTS = trials.RESULTS / "arms"
 PRESET = "cifar10-workstation"
 TOGETHER, ALONE_RAD = "together", "alone with RAD images"
 OWN = f"{ALONE_RAD}, taught by its own coordinates"
+LABELS = f"{ALONE_RAD}, taught the true classes of the RAD"
 LONGER, CENTRAL = f"{ALONE_RAD}, two epochs more per round", "one model with the images of all"
 
 WIDEST = "clients.models=['resnet8(width=32, stem=2, whiten=3, pool=2)']"
@@ -39,6 +40,7 @@ ARMS: dict[str, list[str]] = {
     ALONE_RAD: ["method=local"],
     LONGER: ["method=local", "local_epochs=20"],  # a ninth more steps: more CPU time than together
     OWN: ["method=own_coordinates:OwnCoordinates"],
+    LABELS: ["method=rad_labels:RadLabels"],  # a ceiling: the best that any teacher could say of the RAD
     "together, CKA": [*CKA],
     "together, neighbourhoods": [*NEIGHBOURHOODS],
     TOGETHER: [],
