@@ -348,3 +348,16 @@ def test_unlabeled_nodes_train_and_are_not_probed(tmp_path: Path) -> None:
     results = rig.run().read_json("results.json")
     assert results["clients"]["node-0"] == {}
     assert results["clients"]["node-1"]
+
+
+def test_nobody_is_asked_again_for_accuracies_if_nobody_has_labels(tmp_path: Path) -> None:
+    import numpy as np
+
+    rig = Rig(tmp_path, "rounds=3", "evaluation.every=1", "evaluation.floors=true", "evaluation.untrained=true")
+    for number in range(3):
+        shutil.rmtree(tmp_path / f"node-{number}" / "images")
+        pictures = np.random.default_rng(number).integers(0, 255, (30, 8, 8), np.uint8)
+        write_images(tmp_path / f"node-{number}" / "images", pictures, None)
+    results = rig.run().read_json("results.json")
+    assert results["clients"] == {"node-0": {}, "node-1": {}, "node-2": {}}
+    assert len(rig.sent("evaluate")) == 2 * 3  # the first validation, and the last test, which exports the models

@@ -206,8 +206,32 @@ def test_text_from_other_machines_is_escaped(pages: dict[str, Path]) -> None:
 def test_a_page_without_labels_says_so(tmp_path: Path) -> None:
     words = Page(render([make(tmp_path / "a", {"x": 1.0}, labels=False)], read_rad_features)).words
     assert re.search(r"mean accuracy\s+unknown: the data have no labels", words)
-    assert "There are no accuracies: the data have no labels" in words
+    assert "Accuracy and classes" not in words
     assert "None" not in words.replace("None: every reply", "")
+
+
+def test_without_labels_the_page_begins_with_what_the_encoders_agree_on(tmp_path: Path) -> None:
+    names = ["university-hospital-north", "clinic-b"]
+
+    def features(folder: RunFolder, trained: bool) -> RadFeatures:
+        z = torch.randn(12, 4, generator=torch.Generator().manual_seed(int(trained)))
+        return RadFeatures(names, [z, z] if trained else [z, z.flip(0)])
+
+    events = [
+        {"event": "client", "round": r, "client": c, "loss_ssl": 1.0 + k, "examples": 9}
+        for r in (1, 2)
+        for k, c in enumerate(names)
+    ]
+    run = make(tmp_path / "a", dict.fromkeys(names, 1.0), labels=False, events=events)
+    page = Page(render([run], features))
+    words = page.words
+    assert "agreement of the clients (mutual CKA), a 1.00" in " ".join(words.split())
+    assert "of 5 nearest images that two clients have in common, a 5.0" in " ".join(words.split())
+    places = [words.index(title) for title in ("Nearest neighbours", "Similarity of the clients", "Round by round")]
+    assert places == sorted(places)
+    names_drawn = [words.index(name) for name in ("1 clinic-b", "2 university-hospital-north")]
+    assert names_drawn == sorted(names_drawn)
+    assert "clinic-b, round 2: 2" in words  # the tooltip at the end of a client's line
 
 
 def test_faults_are_listed_with_their_reasons(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from ..runs.events import Listener
 from ..runs.folder import RunFolder, client_name
 from ..terminal import Console
 from .run import Run, train_here
+from .short_errors import short_errors
 
 View = Callable[[Tensor, Generator], Tensor]
 """Returns one random view of each sample of a batch. Images are in [0, 1], other data are passed unchanged."""
@@ -84,6 +85,7 @@ class Client:
 AGAIN = " (finished before; to train again, pass another run_dir)"
 
 
+@short_errors
 def federate(
     clients: Sequence[Client],
     rad: Data,

@@ -28,6 +28,7 @@ from ..use.encoders import Encoders, encoders_of, evaluate_on, mutual_cka_of, re
 from ..use.export import check_format
 from ..use.export import export as export_model
 from ..use.models import find_models
+from .short_errors import short_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,6 +55,7 @@ class Run:
         self.folder, self._site, self._given = folder, site or open_site(folder), given or Given()
 
     @classmethod
+    @short_errors
     def open(cls, path: str | Path) -> "Run":
         """Open an earlier run in any process.
 
@@ -80,6 +82,7 @@ class Run:
 
     # --- encoders ---
 
+    @short_errors
     def encoder(self, client: int | str) -> nn.Module:
         """Return a client's trained encoder in evaluation mode. `client` is a number, starting at 0, or a name."""
         (module,) = self._encoders(client).modules.values()
@@ -98,6 +101,7 @@ class Run:
             log.warning("%s is left out: %s", name, reason)
         return built
 
+    @short_errors
     def embed(
         self, data: Data, client: int | str | None = None, on_bad_image: OnBad | None = None
     ) -> dict[str, "DataFrame"]:
@@ -121,6 +125,7 @@ class Run:
         tables = zip(built.modules, embedded.features, strict=True)
         return {name: DataFrame(features.numpy(), index) for name, features in tables}
 
+    @short_errors
     def neighbours(
         self,
         output: str | Path = "neighbours.html",
@@ -149,6 +154,7 @@ class Run:
             write_neighbours(search, Path(output), Console(stderr=True))
         return Path(output)
 
+    @short_errors
     def evaluate(
         self,
         data: Data = None,
@@ -178,6 +184,7 @@ class Run:
             scores = dict(evaluate_on(self._encoders(), data, labels, test, config)[0])
         return shown_whole(scores)
 
+    @short_errors
     def export(
         self, output: str | Path = "exported", to: str = "safetensors", client: int | str | None = None
     ) -> dict[str, Path]:
@@ -202,6 +209,7 @@ class Run:
 
     # --- the run ---
 
+    @short_errors
     def report(self, output: str | Path = "report.html") -> Path:
         """Write a report as a single HTML page that works offline, and return its path."""
         from ..report.page import write_report  # imports matplotlib
@@ -210,6 +218,7 @@ class Run:
             write_report([self.path], Path(output), read_rad_features)
         return Path(output)
 
+    @short_errors
     def more(
         self, rounds: int | None = None, settings: Mapping[str, Any] | None = None, progress: bool | Listener = True
     ) -> "Run":
@@ -227,6 +236,7 @@ class Run:
         self.__dict__.pop("_mutual", None)
         return self
 
+    @short_errors
     def table(self) -> "DataFrame":
         """Return one row per client: encoder, figures of its last round, mean CKA with the others, and accuracies."""
         from .tables import shown_whole
@@ -290,6 +300,7 @@ class Run:
             return f"<p><code>{escape(repr(self))}</code></p>"
         return f"<p><code>{escape(str(self.path))}</code></p>{self.table()._repr_html_()}{self._picture()}"
 
+    @short_errors
     def plot(self, output: str | Path | None = None, metric: str = "linear_all") -> "Figure":
         """Plot each client's loss, and the validation accuracy if there is one, over the rounds. Return the figure.
 

@@ -18,7 +18,8 @@ class WholeTable(DataFrame):  # type: ignore[misc]
         return self.to_string(float_format="{:.3g}".format, na_rep="-", line_width=width)
 
     def _repr_html_(self) -> str:
-        return self.to_html(float_format="{:.3g}".format, na_rep="", border=0)
+        table = self.to_html(float_format="{:.3g}".format, na_rep="", border=0)
+        return f'<div style="overflow-x: auto">{table}</div>'
 
 
 def shown_whole(rows: Mapping[str, Mapping[str, Any]]) -> DataFrame:

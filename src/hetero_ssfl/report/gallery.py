@@ -62,14 +62,20 @@ def read_views(runs: Sequence[ReportedRun], features: FeatureReader) -> tuple[li
     for run, trained in [(runs[-1], False), *[(run, True) for run in runs]]:
         label, style = (run.label, run.style) if trained else ("untrained", UNTRAINED)
         try:
-            views.append(View(label, style, run, features(run.folder, trained)))
+            views.append(View(label, style, run, features(run.folder, trained).by_name()))
         except (HeteroSSFLError, RuntimeError) as error:  # RuntimeError: the model's code has changed since training
             if trained:
                 reasons.append(without_folders(f"The encoders of {run.label} cannot be loaded here. {error}"))
     return views, " ".join(reasons)
 
 
-def gallery(runs: Sequence[ReportedRun], features: FeatureReader, kind: Map) -> tuple[list[Section], dict[str, str]]:
+Cards = list[tuple[str, str, str]]
+
+
+def gallery(
+    runs: Sequence[ReportedRun], features: FeatureReader, kind: Map
+) -> tuple[list[Section], dict[str, str], Cards]:
+    """Return the sections, their pictures, and cards (style, value, description) of how much the clients agree."""
     views, reasons = read_views(runs, features)
     pictures = Pictures(runs[-1])
     digest = runs[-1].facts.get("rad_digest")
@@ -78,7 +84,21 @@ def gallery(runs: Sequence[ReportedRun], features: FeatureReader, kind: Map) -> 
     compared = [trained[0], trained[-1]] if len(trained) > 1 else same_rad  # two runs, or untrained and trained
     sections = [similarity(runs, views, reasons), spectrum(runs, views, reasons)]
     sections += [neighbours(compared, pictures, reasons), maps(compared, pictures, kind, reasons)]
-    return sections, pictures.urls
+    if not any(scores for run in runs for scores in run.results["clients"].values()):
+        sections = [sections[2], sections[0], sections[3], sections[1]]  # without accuracies, pictures come first
+    return sections, pictures.urls, [card for view in same_rad for card in agreement(view)]
+
+
+def agreement(view: View) -> Cards:
+    alike = mean_off_diagonal(mutual_cka(view.features.features).tolist())
+    common = view.features.shared_neighbours(NEIGHBOURS)
+    if alike is None or common is None:
+        return []
+    what = f"of {NEIGHBOURS} nearest images that two clients have in common, {view.label}"
+    return [
+        (view.style, f"{alike:.2f}", f"agreement of the clients (mutual CKA), {view.label}"),
+        (view.style, f"{common:.1f}", what),
+    ]
 
 
 def similarity(runs: Sequence[ReportedRun], views: Sequence[View], reasons: str) -> Section:
@@ -110,8 +130,7 @@ def _similarity_over_rounds(run: ReportedRun) -> list[Block]:
 def _heat(run: ReportedRun, clients: Sequence[str], matrix: Sequence[Sequence[float]], title: str) -> Figure:
     average = mean_off_diagonal(matrix)
     note = "" if average is None else f"mean over pairs {average:.2f}"
-    encoders = [run.name(client).partition(" ")[2] or client for client in clients]
-    return Figure(title, heat_chart(matrix, encoders, f"Mutual CKA of {len(clients)} clients, {title}. {note}"), note)
+    return Figure(title, heat_chart(matrix, clients, f"Mutual CKA of {len(clients)} clients, {title}. {note}"), note)
 
 
 def spectrum(runs: Sequence[ReportedRun], views: Sequence[View], reasons: str) -> Section:

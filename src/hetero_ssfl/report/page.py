@@ -25,15 +25,17 @@ def write_report(paths: Sequence[Path], output: Path, features: FeatureReader, k
 def render(paths: Sequence[Path], features: FeatureReader, kind: Map = "pca") -> str:
     runs = read_runs(paths)
     metric = metric_of(runs)
-    of_features, pictures = gallery(runs, features, kind)
+    of_features, pictures, agreement = gallery(runs, features, kind)
     first = [sections.accuracy(runs, metric), sections.curves(runs, metric), *of_features]
+    if metric is None:  # then whether the clients agree, and on what, answers whether it worked
+        first = [*of_features, *([first[0]] if first[0].blocks else []), first[1]]
     last = [record.costs(runs), record.faults(runs), record.repeat(runs)]
     return fill_template(
         "page.html",
         made_by="report",
         title=f"{runs[-1].config.name}: {', '.join(run.label for run in runs)}",
         summary=sections.summary(runs, metric),
-        cards=sections.key_metrics(runs, metric),
+        cards=[*([] if metric else agreement), *sections.key_metrics(runs, metric)],
         pictures=pictures,
         sections=[*first, *record.privacy(runs), *record.studies(runs), *last],
     )

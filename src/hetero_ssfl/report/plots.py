@@ -38,6 +38,7 @@ MAX_VALUE = 1e30  # larger values are not drawn: their differences overflow
 MAX_MARKS = 60
 SPACE = (48, 38, 12, 10)  # of a chart: left, bottom, right and top
 MAX_NAMES = 24  # more rows or columns have no names
+MAX_NAME = 28  # characters of a name
 
 Dots = tuple[str, Sequence[tuple[str, float, str]]]
 """A name and its marks: (name, [(style, value, tooltip)])."""
@@ -50,6 +51,7 @@ class Line(NamedTuple):
     points: Sequence[tuple[float, float, str]]
     band: Sequence[tuple[float, float, float]] = ()
     look: Mapping[str, Any] = {}  # options of matplotlib, such as alpha
+    name: str = ""  # written at its end
 
 
 def mean_line(style: str, label: str, values: Sequence[tuple[int, Sequence[float]]]) -> Line:
@@ -78,6 +80,7 @@ def lines(axes: Axes, given: Sequence[Line], x_label: str, log: bool = False) ->
         xs, ys, words = zip(*points, strict=True)
         look = {"linewidth": 2, "color": COLOURS[line.style], **marker, **line.look}
         tips(axes.plot(xs, ys, **look)[0], [words[k] for k in told])
+    _name_ends(axes, given)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     if log and axes.has_data():
@@ -88,6 +91,17 @@ def lines(axes: Axes, given: Sequence[Line], x_label: str, log: bool = False) ->
     axes.yaxis.set_major_formatter("{x:.6g}")
     axes.set_xlabel(x_label)
     axes.grid(axis="y")
+
+
+def _name_ends(axes: Axes, given: Sequence[Line]) -> None:
+    """Write the names of lines above their ends, if there is room; tooltips have all names."""
+    ends = sorted((line.points[-1][1], line.points[-1][0], line.name) for line in given if line.name and line.points)
+    bottom, top = axes.get_ylim()
+    free = bottom
+    for y, x, name in ends:
+        if bottom <= y <= top and y >= free:
+            axes.annotate(clip(name, MAX_NAME), (x, y), (-2, 2), textcoords="offset points", fontsize=8, ha="right")
+            free = y + 0.07 * (top - bottom)
 
 
 def curves(axes: Axes, runs: Mapping[str, Sequence[Event]], metric: str) -> None:
@@ -131,7 +145,7 @@ def comparison(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.set_xlabel(f"test accuracy (%), {rows[0]['metric'].replace('_', ', ')}")
 
 
-def heat_map(axes: Axes, matrix: Any, title: str, names: Sequence[str]) -> None:
+def heat_map(axes: Axes, matrix: Any, title: str, names: Sequence[str], longest: int = 13) -> None:
     """Plot the mutual CKA of the clients. Rows have names; columns have the numbers of the rows."""
     count, matrix = len(names), np.asarray(matrix, dtype=float)
     cells = axes.pcolormesh(matrix, vmin=0, vmax=1, cmap="viridis")
@@ -140,7 +154,7 @@ def heat_map(axes: Axes, matrix: Any, title: str, names: Sequence[str]) -> None:
         ink = "black" if value > 0.437 else "white"  # the colour with more contrast
         axes.text(j + 0.5, i + 0.5, f"{value:.2f}", ha="center", va="center", color=ink, fontsize=8 if title else 11)
     numbers = [str(k + 1) for k in range(count)]
-    _frame(axes, numbers, [f"{k} {clip(name, 13)}" for k, name in zip(numbers, names, strict=True)], 0.5)
+    _frame(axes, numbers, [f"{k} {clip(name, longest)}" for k, name in zip(numbers, names, strict=True)], 0.5)
     axes.set(ylim=(count, 0), aspect="equal")
     average = mean_off_diagonal(matrix.tolist())
     if title:
@@ -159,7 +173,7 @@ def holdings(axes: Axes, counts: Mapping[str, Sequence[int]], classes: Sequence[
     names = [*classes, *map(str, range(len(classes), columns))]
     tips(circles, [f"{list(counts)[i]}, class {names[j]}: {table[i, j]}" for i, j in zip(clients, labels, strict=True)])
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(len(table) - 0.5, -0.5))
-    _frame(axes, [clip(name, 12) for name in names if classes], [clip(name, 15) for name in counts])
+    _frame(axes, [clip(name, 12) for name in names if classes], [clip(name, MAX_NAME) for name in counts])
     axes.grid(axis="y")
 
 
@@ -255,17 +269,24 @@ def dot_chart(rows: Sequence[Dots], x_label: str, label: str) -> Markup:
 
 
 def heat_chart(matrix: Sequence[Sequence[float]], names: Sequence[str], label: str) -> Markup:
-    left = 108 if len(names) <= MAX_NAMES else 4
+    left = _room(names, 3) if len(names) <= MAX_NAMES else 4
     side = min(34 * len(names), WIDTH - left - 4)
     size = (left + side + 4, side + 24)
-    return chart(label, lambda axes: heat_map(axes, matrix, "", names), size, (left, 4, 4, 20))
+    return chart(label, lambda axes: heat_map(axes, matrix, "", names, MAX_NAME), size, (left, 4, 4, 20))
+
+
+def _room(names: Sequence[str], more: int = 0) -> int:
+    """Return the width of a column of names."""
+    return 12 + round(6.4 * (more + min(MAX_NAME, max(map(len, names), default=1))))
 
 
 def holdings_chart(counts: Mapping[str, Sequence[int]], classes: Sequence[str], style: str, label: str) -> Markup:
     longest = max(map(len, classes), default=1) if len(classes) <= MAX_NAMES else 0
-    rows, top = max(18, min(34, (WIDTH - 116) / max(1, len(classes)))) * len(counts), 12 + 7 * min(12, longest)
+    width = WIDTH - 8 - _room(list(counts))
+    rows, top = max(18, min(34, width / max(1, len(classes)))) * len(counts), 12 + 7 * min(12, longest)
+    left = _room(list(counts)) if len(counts) <= MAX_NAMES else 4
     size = (WIDTH, rows + top + 6)
-    return chart(label, lambda axes: holdings(axes, counts, classes, style), size, (108, 6, 8, top))
+    return chart(label, lambda axes: holdings(axes, counts, classes, style), size, (left, 6, 8, top))
 
 
 def _for_page(figure: Figure, label: str, style: str) -> Markup:

@@ -4,6 +4,7 @@ Without a terminal (a log file, CI) it prints one plain line per finished round,
 A long run prints how long it will take as soon as the first steps of its first round have shown it.
 """
 
+import html
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,24 @@ SHOWN = {
 }
 
 
+class NotebookBar:
+    """A bar in the output of a notebook's cell. Bars of rich and tqdm would need ipywidgets."""
+
+    def __init__(self) -> None:
+        from IPython.display import HTML, display
+
+        self.html, self.shown = HTML, 0.0
+        self.handle = display(HTML(""), display_id=True)
+
+    def show(self, part: float, text: str) -> None:
+        """Show it at most five times a second; without text, remove it."""
+        if text and time.monotonic() - self.shown < 0.2:
+            return
+        self.shown = time.monotonic()
+        bar = f'<progress value="{part:.4f}" style="width: 16em"></progress> <small>{html.escape(text)}</small>'
+        self.handle.update(self.html(bar if text else ""))
+
+
 class WorkView:
     """What is shown of long work: a bar, or without a terminal a line when nothing was printed for long.
 
@@ -39,12 +58,15 @@ class WorkView:
         self.live = console.is_terminal and not quiet
         columns = (TextColumn("{task.description}"), BarColumn(), *notes, TimeElapsedColumn(), TimeRemainingColumn())
         self.bar = Progress(*columns, console=console, transient=True, disable=not self.live)
+        self.cell: NotebookBar | None = None
         self.ended, self.thread = threading.Event(), threading.Thread(target=self._print_heartbeat, daemon=True)
         self.printed = time.monotonic()
 
     def __enter__(self) -> Self:
         self.bar.start()
-        if not (self.live or self.quiet):
+        if self.bar.console.is_jupyter and not self.quiet:
+            self.cell = NotebookBar()
+        elif not (self.live or self.quiet):
             self.thread.start()
         return self
 
@@ -53,6 +75,8 @@ class WorkView:
         if self.thread.is_alive():
             self.thread.join()
         self.bar.stop()
+        if self.cell:
+            self.cell.show(1, "")
 
     def _print_heartbeat(self) -> None:
         while not self.ended.wait(max(0.0, self.printed + self.max_silence - time.monotonic())):
@@ -107,6 +131,8 @@ class RunView(WorkView):
                 self.doing = f"probing on {event.split} images"
                 self._clear_clients()
                 self.bar.update(self.rounds, note=self.doing)
+                if self.cell:
+                    self.cell.show(self.round / self.total, self.doing)
             case RoundDone():
                 self._on_round(event)
             case Evaluated() if event.split == "validation" and event.mean and not self.live:
@@ -133,7 +159,10 @@ class RunView(WorkView):
         self.bar.update(self.clients[name], completed=event.done, note=f"loss {event.loss:.3f}")
         self.done[name] = event.done
         if self.round:
-            self.bar.update(self.rounds, completed=self.round - 1 + sum(self.done.values()) / self.selected)
+            completed = self.round - 1 + sum(self.done.values()) / self.selected
+            self.bar.update(self.rounds, completed=completed)
+            if self.cell:
+                self.cell.show(completed / self.total, f"{self.total} rounds, {self.still()}")
         self._estimate_early()
 
     def _estimate_early(self) -> None:

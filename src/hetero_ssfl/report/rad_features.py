@@ -39,6 +39,11 @@ class RadFeatures:
     features: list[Tensor]
     limits: str = ""  # a sentence about clients or images that are left out
 
+    def by_name(self) -> "RadFeatures":
+        """Return the same with the clients sorted, as in all tables."""
+        order = sorted(range(len(self.names)), key=self.names.__getitem__)
+        return RadFeatures([self.names[k] for k in order], [self.features[k] for k in order], self.limits)
+
     @cached_property
     def factors(self) -> list[Tensor]:
         return [kernel_factor(z, AlignmentConfig(power=1.0)) for z in self.features]

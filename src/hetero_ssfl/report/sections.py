@@ -190,7 +190,7 @@ def _holdings(runs: Sequence[ReportedRun]) -> list[Figure]:
         note += _shown(MAX_DRAWN, len(counts), "clients are drawn")
         if all(other.method and not other.method.needs_labels for other in runs):
             note += " Labels are used only to divide the data: no loss uses them."
-        shown = dict(list(counts.items())[:MAX_DRAWN])
+        shown = dict(sorted(counts.items())[:MAX_DRAWN])
         figures.append(Figure(name, holdings_chart(shown, classes, run.style, name), note))
     return figures
 
@@ -253,6 +253,8 @@ def curve(runs: Sequence[ReportedRun], title: str, everyone: Sequence[Series]) -
             continue  # a term that the method does not have is always zero
         if len(runs) == 1 and 1 < len(series) <= 12:
             thin = {"linewidth": 1, "alpha": 0.4}
-            lines += [Line(run.style, [(r, v, "") for r, v in points], look=thin) for points in series.values()]
+            for client, points in sorted(series.items()):
+                named = [(r, v, f"{client}, round {r}: {v:.3g}" if r == points[-1][0] else "") for r, v in points]
+                lines.append(Line(run.style, named, look=thin, name=client))
         lines.append(mean_line(run.style, run.label, sorted(by_round.items())))
     return Figure(title, line_chart(lines, "round", f"{title} over the rounds"))

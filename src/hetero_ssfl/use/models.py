@@ -105,7 +105,7 @@ def find_models(path: Path, client: str | None) -> list[ModelFolder]:
 
     folders = {own.name: own.model for own in open_site(run).clients(run)}
     if client == "all":
-        return [ModelFolder.read(folder, run) for folder in folders.values()]
+        return [ModelFolder.read(folders[name], run) for name in sorted(folders)]
     if client is None and len(folders) > 1:
         raise ConfigError(f"'{path}' has several clients: {_names(folders)}. Choose one with --client.")
     return [ModelFolder.read(folders[_resolve(client or next(iter(folders)), folders)], run)]

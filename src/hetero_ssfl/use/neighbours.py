@@ -95,7 +95,8 @@ def _render(search: Search, console: Console) -> str:
     answers = [[_nearest(query, encoder, features, search.k) for encoder, features in pairs] for query in queries]
     shown = {place for answer in answers for near in answer for place, _ in near}
     pictures = _pictures(search, embedded, shown | {query.place for query in queries if query.pixels is None})
-    clients = [f"{model.client}, {model.card['encoder']}" for model in search.models if model.client in built]
+    cards = {model.client: model.card for model in search.models}
+    clients = [f"{client}, {cards[client]['encoder']}" for client in built]
     sections = [
         {
             "name": query.name,

@@ -23,7 +23,7 @@ from ...errors import FaultError, LostStateError, TooFewRepliesError
 from ...methods import ClientId, Method, ServerState, Update, method_for
 from ...methods.base import without
 from ...methods.capabilities import ComparesReplies, Forgets, KernelSnapshot, Metrics, SecureSums, Warnings
-from ...runs.events import ClientTrained, Event, KernelsSeen, Listener, RoundBegun, RoundDone, Started
+from ...runs.events import ClientTrained, Evaluated, Event, KernelsSeen, Listener, RoundBegun, RoundDone, Started
 from ...runs.folder import RunFolder, resume_command
 from ...seeding import rng_for
 from ..wire import pack, read_update
@@ -45,6 +45,7 @@ class Server:
         self.may_be_away = self.roster.may_be_away
         self.doubted: set[ClientId] = set()  # clients whose claimed number of images was reduced
         self.stepped_back = False
+        self.has_labels = True  # until nobody could answer the first evaluation: each one costs time
 
     def run(self) -> None:
         """Run all remaining rounds. A damaged state is computed again from the round before it, once."""
@@ -78,8 +79,11 @@ class Server:
         self.listen(Started(max(0, state.round), self.config.rounds, everyone))
         self.roster.warn(self.method.start_warning(len(everyone)) if isinstance(self.method, Warnings) else None)
         if state.round <= 0 and self.config.evaluation.every and not self.folder.events():
-            floors = probe_floors(self.roster, "validation")
-            self.folder.append_events([*floors, evaluate(self.roster, 0, "validation")])
+            untrained = evaluate(self.roster, 0, "validation")
+            floors = probe_floors(self.roster, "validation") if any(untrained.clients.values()) else []
+            self.folder.append_events([*floors, untrained])
+        probed = [e for e in self.folder.events() if isinstance(e, Evaluated) and e.clients]
+        self.has_labels = not probed or any(any(event.clients.values()) for event in probed)
         if state.round < 0:
             # In a real federation all are asked, so that one client alone does not choose the first weights.
             state = self.play(state, everyone[:1] if self.opens_alone(state) and not self.may_be_away else everyone)
@@ -101,7 +105,7 @@ class Server:
             done = self.play_plain(state, broadcasts, number)
         state, events = done.state, done.events
         every = self.config.evaluation.every
-        if every and number > 0 and (number % every == 0 or number == self.config.rounds):
+        if every and self.has_labels and number > 0 and (number % every == 0 or number == self.config.rounds):
             events.append(evaluate(self.roster, number, "validation"))
         kernels = self.method.kernel_snapshot(state) if isinstance(self.method, KernelSnapshot) else {}
         events += [KernelsSeen(number, **kernels)] if kernels else []
