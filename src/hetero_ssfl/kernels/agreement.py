@@ -40,8 +40,8 @@ def drawn(names: Sequence[str], rows: int, seed: int, *scope: str | int) -> tupl
 
 def agreements(panel: Sequence[Tensor], others: Sequence[Tensor] = ()) -> list[float]:
     """Return the CKA of each client, first those of the panel, with the geometric median of the panel without it."""
-    count, clients = len(panel), [*panel, *others]
-    products, norms = hsic_products(clients, panel)
+    count = len(panel)
+    products, norms = hsic_products([*panel, *others], count)
     cka = products / (norms[:, None] * norms[None, :count])
     gram, allowed = cka[:count], torch.ones_like(cka)
     allowed[range(count), range(count)] = 0
