@@ -7,6 +7,7 @@ clients are new; memory is what these rounds add to the peak (VmHWM) after impor
 
 all selected   10 to 1000 clients, all reply: time per client
 10 selected    10 to 1000 clients, of which 10 reply in each round: time and memory of a round
+weights        20 clients, all reply: a round with clients.weights = "agreement" against equal weights
 
     python benchmarks/server.py
     python benchmarks/server.py --large     one round of 10 sketches, L = 50,000, 256 columns, float16: for an estimate
@@ -35,6 +36,7 @@ from hetero_ssfl.seeding import rng_for
 
 WIDTH, SELECTED = 64, 10
 COUNTS = (10, 100, 1000)
+WEIGHTS = ("uniform", "agreement")
 
 
 class Case(NamedTuple):
@@ -44,13 +46,14 @@ class Case(NamedTuple):
     rows: int = 1000
     rank: int = 128
     wire: str = "float32"
+    weights: str = "uniform"
 
 
 def configured(case: Case) -> Config:
     return config_of(
         {
             "rad": {"size": case.rows},
-            "clients": {"count": case.clients},
+            "clients": {"count": case.clients, "weights": case.weights},
             "alignment": {"form": case.form, "rank": case.rank, "wire": case.wire},
         }
     )
@@ -119,13 +122,21 @@ def main() -> None:
         print(f"{found['seconds'] / SELECTED:.2f} s per client, {found['megabytes']:,.0f} MB")
         return
     counts, repeats = ((10, 30), 1) if options.quick else (COUNTS, options.repeats)
-    rows, measured = [], {}
+    rows, measured = list[Row](), dict[str, object]()
     for form in ("factor", "sketch"):
         few = {n: measure(Case(form, n, SELECTED), repeats) for n in counts}
         everybody = {n: few[n] if n == SELECTED else measure(Case(form, n, n), repeats) for n in counts}
         measured[form] = {"10 selected": few, "all selected": everybody}
         rows += compared(form, few, everybody)
+    weighed = {weights: measure(Case("factor", 20, 20, weights=weights), repeats) for weights in WEIGHTS}
+    measured["weights"] = weighed
+    rows.append(learned(*(weighed[weights]["seconds"] for weights in WEIGHTS)))
     publish("server", rows, measured, write=not options.quick)
+
+
+def learned(equal: float, learned: float) -> Row:
+    what, against = f"server, 20 clients, learned weights ({learned:.3g} s)", f"equal weights ({equal:.3g} s)"
+    return Row(what, against, learned / equal, 1.1, at_least=False)
 
 
 def compared(form: str, few: dict[int, dict[str, float]], everybody: dict[int, dict[str, float]]) -> list[Row]:

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from hetero_ssfl.kernels.cka import at_least_float32
 from hetero_ssfl.kernels.contribution import packed
-from hetero_ssfl.learning.training import TrainingClient
+from hetero_ssfl.kernels.factor import kernel_factor
+from hetero_ssfl.kernels.mean import sketch, sketching_matrix
+from hetero_ssfl.learning.training import TrainingClient, rad_representations
 from hetero_ssfl.methods import Broadcast, HeteroSSFL, Update
 from hetero_ssfl.seeding import rng_for
 
@@ -112,3 +114,19 @@ class Attacked(HeteroSSFL):
         known = Knowledge(own, consensus, pixels, down.round, self.config.rounds, self.config.seed + number)
         arrays = packed(lie(attack, known), self.config.alignment)
         return replace(honest, arrays=arrays)
+
+
+class Dictator(HeteroSSFL):
+    """The last client sends n T - (n - 1) B to a secure sum, where T is its own kernel with permuted images and B the
+    last consensus: if that is nearly the mean of the others, the mean of all is T. Nobody sees what it sends."""
+
+    def local_update(self, client: TrainingClient, down: Broadcast) -> Update:
+        honest, count = super().local_update(client, down), self.config.clients.count
+        others = down.arrays.get("factor")
+        if self.config.name != "liar" or others is None or int(client.name.rpartition("-")[2]) < count - 1:
+            return honest
+        factor = kernel_factor(rad_representations(client), self.config.alignment).float().flip(0)
+        size = count // self.config.privacy.groups
+        omega = sketching_matrix(len(client.rad), self.config.alignment.rank, self.config.seed)
+        spoilt = size * sketch(factor, omega) - (size - 1) * sketch(others.float(), omega)
+        return replace(honest, arrays={"sketch": spoilt, "trace": honest.arrays["trace"]})

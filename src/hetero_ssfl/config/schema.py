@@ -111,6 +111,20 @@ class Config(Section):
                 ("clients.weights = 'agreement'", weights != "agreement", "the server knows no single kernel"),
                 (f"{selected} clients per round", selected >= 3, "a sum of fewer than three reveals too much"),
             )
+        if (groups := self.privacy.groups) > 1:
+            yield from _conflicts(
+                f"privacy.groups = {groups}",
+                "set privacy.groups = 1",
+                ("privacy.secure = false", self.privacy.secure, "there is no sum to divide"),
+                ("two groups", groups > 2, "of two, nobody can say which one is spoilt"),
+                ("privacy.epsilon", self.privacy.epsilon is None, "each group would need all of the noise"),
+                (f"{selected} clients per round", selected >= 3 * groups, "a sum needs three clients"),
+                (
+                    "clients.per_round below clients.count",
+                    selected == clients.count,
+                    "other groups in each round would tell single contributions",
+                ),
+            )
 
     def epochs_of(self, images: int) -> int:
         """Return the passes of each round over that many images, by default fitted to `local_steps`."""

@@ -5,6 +5,7 @@
     mean.py          the mean kernel of all clients as a factor B, or as a sum of sketches; never an L x L matrix
     consensus.py     the mean kernel between two rounds, updated from the contributions that changed
     coordinates.py   the mean kernel as one target vector per image
+    agreement.py     weights that are learned, from how much a client agrees with the others
     cka.py           similarity of two kernels, from matrices and from factors
     distance.py      the distance to the mean kernel that a client's loss contains
 

@@ -40,18 +40,24 @@ def drawn(names: Sequence[str], rows: int, seed: int, *scope: str | int) -> tupl
 
 def agreements(panel: Sequence[Tensor], others: Sequence[Tensor] = ()) -> list[float]:
     """Return the CKA of each client, first those of the panel, with the geometric median of the panel without it."""
-    count, clients = len(panel), [*panel, *others]
-    products, norms = hsic_products(clients, panel)
+    count = len(panel)
+    products, norms = hsic_products([*panel, *others], count)
     cka = products / (norms[:, None] * norms[None, :count])
-    gram, allowed = cka[:count], torch.ones_like(cka)
+    allowed = torch.ones_like(cka)
     allowed[range(count), range(count)] = 0
-    parts = allowed / allowed.sum(1, keepdim=True)
-    for _ in range(STEPS):
-        squared = 1 - 2 * parts @ gram + ((parts @ gram) * parts).sum(1, keepdim=True)
-        parts = allowed / squared.clamp_min(1e-6).sqrt()
-        parts = parts / parts.sum(1, keepdim=True)
-    size = ((parts @ gram) * parts).sum(1).clamp_min(1e-12).sqrt()
+    parts = geometric_medians(cka[:count], allowed)
+    size = ((parts @ cka[:count]) * parts).sum(1).clamp_min(1e-12).sqrt()
     return ((parts * cka).sum(1) / size).tolist()
+
+
+def geometric_medians(gram: Tensor, weights: Tensor) -> Tensor:
+    """Return the geometric median of vectors with these inner products for each row of weights, as parts of them."""
+    parts = weights / weights.sum(1, keepdim=True)
+    for _ in range(STEPS):
+        squared = gram.diagonal() - 2 * parts @ gram + ((parts @ gram) * parts).sum(1, keepdim=True)
+        parts = weights / squared.clamp_min(1e-6).sqrt()
+        parts = parts / parts.sum(1, keepdim=True)
+    return parts
 
 
 def relative(values: Sequence[float]) -> list[float]:

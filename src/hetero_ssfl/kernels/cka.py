@@ -110,21 +110,30 @@ def factor_hsic_debiased(a: Tensor, b: Tensor) -> Tensor:
     return (cross - 2 / (n - 2) * sums_a @ sums_b) / (n * (n - 3))
 
 
-def hsic_products(first: Sequence[Tensor], second: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the unbiased HSIC of each factor of `first` with each of `second`, and the norms of those of `first`."""
-    first, second = ([a - a.mean(0) for a in map(at_least_float32, each)] for each in (first, second))
-    n, widths, wide = len(first[0]), [b.shape[1] for b in second], torch.cat(list(second), 1)
-    ends = torch.tensor(widths).cumsum(0) - 1
-    traces = torch.stack([(a.T @ wide).square().sum(0).double().cumsum(0)[ends] for a in first])
-    traces = traces.diff(dim=1, prepend=torch.zeros(len(first), 1, dtype=torch.float64))
-    own = torch.stack([(a.T @ a).square().sum().double() for a in first])
-    (diag, sums), (diag_b, sums_b) = (_diagonals_and_sums(each) for each in (first, second))
+def hsic_products(factors: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """Return the unbiased HSIC of each factor with each of the first `count`, and the norm of each.
+
+    One product of matrices per client: with all factors that come after it among the first, side by side.
+    """
+    factors = [a - a.mean(0) for a in map(at_least_float32, factors)]
+    n, wide = len(factors[0]), torch.cat(factors[:count], 1)
+    edges = torch.tensor([0, *[a.shape[1] for a in factors[:count]]]).cumsum(0).tolist()
+    traces, own = torch.zeros(len(factors), count, dtype=torch.float64), torch.zeros(len(factors), dtype=torch.float64)
+    for i, a in enumerate(factors):
+        first = i if i < count else 0
+        squares = (a.T @ wide[:, edges[first] :]).square().sum(0).double()
+        traces[i, first:] = torch.stack(
+            [part.sum() for part in squares.split([a.shape[1] for a in factors[first:count]])]
+        )
+        own[i] = traces[i, i] if i < count else (a.T @ a).square().sum()
+    traces[:count] += traces[:count].triu(1).T
+    diag, sums = _diagonals_and_sums(factors)
     whole = sums.sum(1)
 
     def unbiased(trace: Tensor, diagonals: Tensor, totals: Tensor, rows: Tensor) -> Tensor:
         return (trace - diagonals + totals / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows) / (n * (n - 3))
 
-    products = unbiased(traces, diag @ diag_b.T, whole[:, None] * sums_b.sum(1), sums @ sums_b.T)
+    products = unbiased(traces, diag @ diag[:count].T, whole[:, None] * whole[:count], sums @ sums[:count].T)
     squares = unbiased(own, diag.square().sum(1), whole.square(), sums.square().sum(1))
     return products, squares.clamp_min(EPS**2).sqrt()
 
@@ -137,5 +146,5 @@ def _diagonals_and_sums(factors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 def mutual_cka(factors: Sequence[Tensor]) -> Tensor:
     """Return the debiased linear CKA between every two clients' features of the same images (0 if unrelated)."""
-    products, norms = hsic_products([a.double() for a in factors], [a.double() for a in factors])
+    products, norms = hsic_products([a.double() for a in factors], len(factors))
     return (products / norms / norms[:, None]).fill_diagonal_(1).float()

@@ -8,7 +8,7 @@ from ..errors import ConfigError
 from ..plugins import find
 from .averaging import FedAvg, FedBYOL, FedSimSiam, FedSSL
 from .base import Broadcast, ClientId, Method, ServerState, Update
-from .capabilities import Noise, SecureSums
+from .capabilities import GroupSums, Noise, SecureSums
 from .fedema import FedEMA
 from .fedu import FedU
 from .hetero import HeteroSSFL
@@ -62,6 +62,9 @@ def method_for(config: Config) -> Method:
     if privacy.secure and not issubclass(kind, SecureSums):
         needed = "needs each client's reply, which privacy.secure = true hides"
         raise ConfigError(f"{this} {needed}. Set privacy.secure = false, {or_ours}.")
+    if privacy.groups > 1 and not issubclass(kind, GroupSums):
+        one = "combines one sum of all clients"
+        raise ConfigError(f"{this} {one}, not one per group. Set privacy.groups = 1, {or_ours}.")
     if privacy.epsilon is not None and not issubclass(kind, Noise):
         wanted = f"privacy.epsilon = {privacy.epsilon:g}"
         raise ConfigError(f"{this} has no noise, which {wanted} asks for. Leave privacy.epsilon out, {or_ours}.")

@@ -3,7 +3,7 @@
 A method implements a capability by having its methods. It need not name the protocol.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -27,6 +27,17 @@ class SecureSums(Protocol):
     ) -> tuple[ServerState, dict[str, float]]:
         """Server: return the state after a round and the means of the clients' metrics, from the sum of `summands`
         vectors of the form for `participants`. Raise ProtocolError for a sum that must not be used."""
+
+
+@runtime_checkable
+class GroupSums(Protocol):
+    """The server can also do with one sum for each group of clients (`privacy.groups`)."""
+
+    def aggregate_groups(
+        self, state: ServerState, sums: Sequence[tuple[Vector, int, int]]
+    ) -> tuple[ServerState, dict[str, float], list[str]]:
+        """Server: do as `aggregate_sum` for (sum, participants, summands) of each group, so that a minority of spoilt
+        sums changes little. Also return warnings. Raise ProtocolError if too few sums can be used."""
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ w Y (the weighted sketch), w tr K, w, the number of images, and for each metric 
 counts the clients that have it.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import ProtocolError
+from ..kernels.agreement import geometric_medians
 from ..kernels.consensus import Averaging, MeanKernel
 from ..kernels.mean import Sums
 from ..privacy.accountant import noise_multiplier
@@ -85,6 +87,31 @@ class PrivateSketches(Method):
         new, noise = Sums().plus(1.0, sketch, trace), self.noise_in_mean(participants, summands)
         mixed = self.averaging.mix(MeanKernel.from_tensors(state.shared), new, self.config.privacy.keep, noise)
         return replace(state, round=state.round + 1, shared=mixed.to_tensors()), metrics
+
+    def aggregate_groups(
+        self, state: ServerState, sums: Sequence[tuple[Vector, int, int]]
+    ) -> tuple[ServerState, dict[str, float], list[str]]:
+        """Take the geometric median of the groups' mean sketches: it is a kernel's sketch, and a minority of spoilt
+        groups, each of a bounded norm, cannot move it far."""
+        used, warnings = [], []
+        for total, participants, summands in sums:
+            try:
+                used.append((*self.means(total, participants, summands), summands))
+            except ProtocolError as error:
+                warnings.append(f"the sum of a group is left out: {error}")
+        if 2 * len(used) <= self.config.privacy.groups:
+            raise ProtocolError(f"only {len(used)} of {self.config.privacy.groups} groups have a sum that can be used.")
+        sketches, sizes = torch.stack([sketch.flatten() for sketch, *_ in used]) / self.rows, [n for *_, n in used]
+        weights = torch.tensor([sizes], dtype=torch.float64)
+        parts = geometric_medians(sketches @ sketches.T, weights)[0].tolist()
+        new, keep = Sums(), self.config.privacy.keep
+        for part, (sketch, trace, _, _) in zip(parts, used, strict=True):
+            new = new.plus(part, sketch, trace)
+        mixed = self.averaging.mix(MeanKernel.from_tensors(state.shared), new, keep)
+        names = {name for _, _, metrics, _ in used for name in metrics}
+        told = {name: [(m[name], n) for _, _, m, n in used if name in m] for name in sorted(names)}
+        means = {name: sum(v * n for v, n in known) / sum(n for _, n in known) for name, known in told.items()}
+        return replace(state, round=state.round + 1, shared=mixed.to_tensors()), means, warnings
 
     def means(self, total: Vector, participants: int, summands: int) -> tuple[Tensor, float, dict[str, float]]:
         """Return the mean sketch, trace and metrics. Raise ProtocolError for a sum that no honest clients can have."""

@@ -23,7 +23,7 @@ from ..errors import ProtocolError
 
 STATISTICS = ("running_mean", "running_var")
 MIN_REPLIES = 3
-MAX_MOVE = 8.0  # times as far from the global model as the other replies, per step; honest clients: at most 3
+MAX_MOVE = 8.0  # times as far from the global model as the other replies, per step; honest ones stay below 5
 MAX_SCALE = 10.0  # times the scale of activations of the global model and of the others
 MAX_BATCHES = 10**9  # by which a round can raise a counter of batches: more would overflow it in the end
 

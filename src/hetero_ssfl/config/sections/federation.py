@@ -83,6 +83,9 @@ class PrivacyConfig(Section):
     threshold: Annotated[float, Field(ge=0.6, lt=1)] = 2 / 3
     """Secure sums: more than this fraction of a round's clients must answer; otherwise the round is given up. A value t
     protects against a server that lies with the help of a fraction 2t - 1 of the clients: a third by default."""
+    groups: PositiveInt = 1
+    """Secure sums: divide the clients of a round into this many groups with a sum each. The consensus is the geometric
+    median of their means, so that one liar spoils one group only. The server learns the sum of each group."""
     keep: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Secure sums: the fraction of the last consensus that stays in the next one. The server cannot keep contributions
     of clients that do not take part in a round."""

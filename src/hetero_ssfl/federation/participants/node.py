@@ -64,7 +64,7 @@ def check_sums(node: NodeSettings, config: Config) -> None:
     """Raise ProtocolError if the secure sums of this config protect too little. The server may lie about the number of
     participants: their keys are counted in the list that this node gets."""
     clients = config.clients
-    expected = clients.selected_per_round(clients.count + clients.newcomers)
+    expected = clients.selected_per_round(clients.count + clients.newcomers) // config.privacy.groups
     settings = ("participants", expected, "clients.count"), ("threshold", config.privacy.threshold, "privacy.threshold")
     for name, value, setting in settings:
         if value < (limit := getattr(node.limits, name)):

@@ -85,3 +85,12 @@ def _tail(count: int, marked: int, drawn: int, least: int) -> float:
     most = min(marked, drawn)
     ways = sum(math.comb(marked, k) * math.comb(count - marked, drawn - k) for k in range(least, most + 1))
     return ways / math.comb(count, drawn)
+
+
+def groups_of(names: Sequence[str], count: int, seed: int) -> list[list[str]]:
+    """Divide clients into `count` groups at random, whose sizes differ by at most one.
+
+    The same clients always get the same groups: sums over other groups in each round would tell single vectors.
+    """
+    order = sorted(names, key=lambda name: sha256(f"{seed}\0{name}".encode()).digest())
+    return [sorted(order[k::count]) for k in range(count)]
