@@ -1,9 +1,11 @@
 """The wheel and the source distribution, installed in a virtual environment outside the repository."""
 
 import json
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -53,6 +55,20 @@ def contents(archive: Path) -> dict[str, int]:
     """Return the checksum of each file."""
     with zipfile.ZipFile(archive) as opened:
         return {entry.filename: entry.CRC for entry in opened.infolist()}
+
+
+def test_flower_builds_its_app_from_the_source(tmp_path: Path) -> None:
+    """In the format that Flower Hub takes: the licence as a file, and the version of Flower that it is made for."""
+    app = tmp_path / "app"
+    shutil.copytree(ROOT / "src", app / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, app / name)
+    run(Path(sys.executable).with_name("flwr"), "build", "--app", app, cwd=tmp_path)
+    (bundle,) = tmp_path.rglob("*.fab")
+    assert {"pyproject.toml", "LICENSE", "src/hetero_ssfl/federation/superlink.py"} <= contents(bundle).keys()
+    about = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert about["fab-format-version"] == 1
+    assert f"flwr=={about['flwr-version-target']}" in (ROOT / "constraints.txt").read_text().splitlines()
 
 
 def test_an_old_python_is_found_before_anything_is_made(tmp_path: Path) -> None:

@@ -210,3 +210,24 @@ def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ConfigError, match="No space left on device"):
         initialise(deployment(tmp_path / "fl"))
     assert not list(tmp_path.iterdir())
+
+
+def test_every_machine_has_files_for_containers_without_root_and_with_a_read_only_root(made: Deployment) -> None:
+    import yaml
+
+    for folder, names in ((made.server, {"superlink", "superexec", "proxy", "run"}), (made.node("node-1"), {"node-1"})):
+        compose = yaml.safe_load((folder / "compose.yaml").read_text())
+        assert set(compose["services"]) == names
+        for service in compose["services"].values():
+            assert service["read_only"] is True
+            assert service["cap_drop"] == ["ALL"]
+            assert not str(service["user"]).startswith("0")
+            script = folder / Path(service["command"][0]).relative_to("/fl")
+            assert script.stat().st_mode & stat.S_IXUSR
+        assert "\nUSER fl\n" in (folder / "Containerfile").read_text()
+        assert (folder / ".dockerignore").read_text().splitlines()[1:] == ["*", "!Containerfile"], (
+            "no keys in the image"
+        )
+    assert yaml.safe_load((made.server / "compose.yaml").read_text())["services"]["superlink"]["ports"] == ["9443:9443"]
+    test = yaml.safe_load((made.server / "compose.yaml").read_text())["services"]["run"]["healthcheck"]["test"]
+    assert test == ["CMD", "hetero-ssfl", "status", "run", "--check"]

@@ -82,6 +82,9 @@ def run(
     watch: Annotated[
         bool, typer.Option("--watch", help="Show a live page of the run; its address is printed.")
     ] = False,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="On standard error: for people, or one JSON object per event.")
+    ] = "text",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -113,16 +116,20 @@ def run(
 
             open_fork_server()  # imports torch for the workers while this process imports it for itself
         from ..data import skip_with
+        from ..federation.logs import log_event, log_to_stderr
         from ..federation.start import prepare, reopen
         from ..report.progress import RunView
 
-        with RunView(err, loaded.name, quiet, shorter=None if as_json else "--rounds 1") as view:
+        in_json = log_format == "json"
+        if in_json:
+            log_to_stderr("run")
+        with RunView(err, loaded.name, quiet or in_json, shorter=None if as_json else "--rounds 1") as view:
             with skip_with(None if folder else SKIP):
                 prepared = reopen(folder) if folder else prepare(loaded, run_dir, nodes)
             if prepared.continues and not places and not quiet:
                 remark(f"continuing the unfinished run in {escape(str(prepared.folder.path))}")
             places.append(prepared.folder.path)
-            done = prepared.train(view, watch)
+            done = prepared.train(log_event if in_json else view, watch)
         _print_results(done, as_json)
 
 

@@ -1,14 +1,14 @@
 """The commands that use trained encoders: embed, export, neighbours."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.markup import escape
 
 from ..terminal import Console
 from .options import SKIP, BadImage, Json, Quiet
-from .terminal import say, show
+from .terminal import remark, say, show
 
 app = typer.Typer()
 
@@ -80,6 +80,36 @@ def export(
     file = export_model(model, to, output, encoder)
     text = f"{model.client}, {escape(model.card['encoder'])}: {escape(str(file))}"
     show(as_json, {"file": str(file), "client": model.client, "format": to}, text)
+
+
+@app.command()
+def publish(
+    run: Model,
+    name: Annotated[str, typer.Argument(metavar="OWNER/MODEL", help="The repository.", show_default=False)],
+    to: Annotated[Literal["hub"], typer.Option(help="The Hugging Face hub.")] = "hub",
+    client: Client = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The folder to write; by default published/MODEL.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the folder, and upload nothing.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Publish a client's trained encoder on the Hugging Face hub, with a card and code to load it without this package.
+
+    Log in first: `hf auth login`. Look at what is uploaded with --dry-run. A new repository is private.
+
+    Examples:
+      hetero-ssfl publish runs/a me/cells --client 2 --to hub --dry-run
+    """
+    from ..use.models import find_model
+    from ..use.publish import upload, write_folder
+
+    folder = write_folder(find_model(run, client), output or Path("published", name.rpartition("/")[2]))
+    address = None if dry_run else upload(folder, name, public)
+    show(as_json, {"folder": str(folder), "address": address}, f"folder: {escape(str(folder))}")
+    if address:
+        remark(f"published: {escape(address)}")
 
 
 @app.command()

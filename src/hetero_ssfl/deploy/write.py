@@ -12,6 +12,7 @@ from pathlib import Path
 from cryptography import x509
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from .. import __version__
 from ..errors import ConfigError
 from . import nginx, pki
 from .layout import FORWARDER_PORT, NODE_PORT, Deployment, address
@@ -161,6 +162,8 @@ class Writer:
             self.fill(f"server/{script}")
         self.add_services("server", services)
         self.add_unit("server", "run", "run.sh")
+        port = self.deployment.port if self.proxied else self.superlink_port
+        self.add_containers("server", {**services, "run": "run.sh"}, port)
 
     def add_node_scripts(self, name: str, forwarder_port: int) -> None:
         folder = f"nodes/{name}"
@@ -173,6 +176,7 @@ class Writer:
             self.fill(f"{folder}/forwarder.conf", listen=listen, server_name=server_name)
         self.fill(f"{folder}/start.sh", node_port=NODE_PORT)
         self.add_services(folder, {name: "start.sh"})
+        self.add_containers(folder, {name: "start.sh"})
 
     def add_services(self, folder: str, scripts: Mapping[str, str]) -> None:
         """Write what all scripts of a folder source, and its scripts as services of systemd."""
@@ -180,6 +184,12 @@ class Writer:
         for service, script in scripts.items():
             self.add_unit(folder, service, script)
         self.fill(f"{folder}/install-services.sh", services=" ".join(f"hetero-ssfl-{service}" for service in scripts))
+
+    def add_containers(self, folder: str, services: Mapping[str, str], port: int | None = None) -> None:
+        """Write the files that run the same scripts in containers."""
+        self.fill(f"{folder}/Containerfile", version=__version__)
+        self.fill(f"{folder}/.dockerignore", "containerignore")
+        self.fill(f"{folder}/compose.yaml", version=__version__, services=services, ports=port)
 
     def add_unit(self, folder: str, service: str, script: str) -> None:
         name = f"hetero-ssfl-{service}"

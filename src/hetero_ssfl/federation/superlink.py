@@ -13,8 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from ..config import load_config
 from ..data import fit_rad
 from ..errors import ConfigError, HeteroSSFLError
-from ..runs.events import Answered, Event, Warned
-from .logs import log_to_stderr
+from .logs import log_event, log_to_file, log_to_stderr
 from .participants import NodeSite
 from .start import open_run, serve
 from .watching import watched
@@ -29,6 +28,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         config = fit_rad(load_config(_setting(context, "config")))
         folder = open_run(Path(_setting(context, "run-dir")), config, NodeSite())
+        log_to_file("server", folder.path / "server.log")
         with watched(folder.path, folder.read_config().watch.address, log_event):
             serve(grid, folder, log_event)
     except HeteroSSFLError as error:
@@ -43,13 +43,6 @@ class StoppedError(RuntimeError):
 
 def _is_not_ours(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], StoppedError))
-
-
-def log_event(event: Event) -> None:
-    if isinstance(event, Warned):
-        log.warning("%s", event.text, extra={"event": event.to_json()})
-    elif not isinstance(event, Answered):
-        log.info("%s", event.kind, extra={"event": event.to_json()})
 
 
 def _setting(context: Context, key: str) -> str:

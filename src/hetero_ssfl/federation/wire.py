@@ -30,6 +30,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from torch import Tensor
 
+from .. import __version__
 from ..errors import ProtocolError
 from ..methods import Update
 from ..privacy.sums.keys import PublicKeys
@@ -57,6 +58,14 @@ class Header:
     federation: str
     round: int
     rad: str  # the RAD's digest
+
+
+def check_version(fields: Mapping[str, Scalar], who: str) -> None:
+    """Raise ProtocolError unless the other side has the same minor version, as far as it says so."""
+    theirs, own = fields.get("version"), __version__.rpartition(".")[0]
+    if theirs is not None and str(theirs).rpartition(".")[0] != own:
+        remedy = "Install the same version on the server and on all nodes: docs/deployment.md, upgrades."
+        raise ProtocolError(f"{who} has hetero-ssfl {str(theirs)[:20]!r}, expected {own}.x. {remedy}")
 
 
 # --- packing ---

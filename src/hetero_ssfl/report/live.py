@@ -146,7 +146,7 @@ def warnings(runs: Sequence[ReportedRun], statuses: Sequence[Status]) -> Section
         recent = [text for text in reversed(status["warnings"]) if text.partition(": ")[2] not in reasons]
         own += [[run.label, *_split(text)] for text in recent]
         own += [[run.label, str(at), who, what, why] for at, who, what, why in faults]
-        rows += [[*row[:4], without_folders(row[4])] for row in own[:MAX_WARNINGS]]
+        rows += [[*row[:4], without_folders(row[4][: record.MAX_REASON])] for row in own[:MAX_WARNINGS]]
     if not rows:
         return Section("warnings", "Warnings", "None: every reply was used, and no client is away.")
     intro = f"The newest first, at most {MAX_WARNINGS} of each run."

@@ -202,8 +202,8 @@ def mean_off_diagonal(matrix: Sequence[Sequence[float]]) -> float | None:
 
 def clip(text: str, length: int) -> str:
     """Shorten a text, and replace what cannot be drawn: names come from other machines."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return text if len(text) <= length else text[: length - 1] + "…"
+    text = text if len(text) <= length else text[: length - 1] + "…"
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 # --- files -----------------------------------------------------------------------------------------

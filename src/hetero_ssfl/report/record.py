@@ -15,6 +15,8 @@ from .reported_run import MAX_ROWS, ReportedRun, Series, legend
 from .sections import curve
 from .tables import duration, volume, without_folders
 
+MAX_REASON = 2000  # characters
+
 
 def privacy(runs: Sequence[ReportedRun]) -> list[Section]:
     """Return what runs with a privacy budget have spent, or nothing if none of the runs has noise."""
@@ -108,7 +110,7 @@ def _cost_row(run: ReportedRun) -> list[str]:
 def faults(runs: Sequence[ReportedRun]) -> Section:
     title = "Faults and exclusions"
     rows = [
-        [run.label, str(number), who, what, without_folders(why)]
+        [run.label, str(number), who, what, without_folders(why[:MAX_REASON])]
         for run in runs
         for number, who, what, why in run.faults()
     ]

@@ -18,6 +18,8 @@
     events.jsonl         one line per client and round, and one per finished round
     results.json         at the end: accuracies on the test images
     status.json          what the run is doing now
+    server.log           the log of a deployment's server, rotated
+    trackers.json        what MLflow and W&B have got, if the config asks for them
     tensorboard/         the same figures for TensorBoard, if the config asks for it
 
 Every file is written under a temporary name and then renamed; only events.jsonl is appended to. Every file has a

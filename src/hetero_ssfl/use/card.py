@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader
 from ..errors import ConfigError
 from ..learning.encoders import parse_spec
 from ..plugins import GIVEN, find, is_trusted
-from ..report.tables import number
+from ..report.tables import number, without_folders
 from ..runs.events import ClientTrained, is_number
 from ..terminal import printable
 from .models import ModelFolder
@@ -25,15 +25,21 @@ TITLES = {
 }
 
 
-def model_card(model: ModelFolder, encoder: str | None, files: Mapping[str, str]) -> str:
-    """Return Markdown with front matter. `files` maps formats to file names; `encoder` overrides the card's encoder."""
+def model_card(
+    model: ModelFolder, encoder: str | None, files: Mapping[str, str], building: list[str] | None = None
+) -> str:
+    """Return Markdown with front matter.
+
+    `files` maps formats to file names; `encoder` overrides the card's encoder, `building` the code that builds it.
+    """
     shape, takes = model.shape, f"inputs of shape ({', '.join(map(str, model.shape))})"
     if model.takes_images:
         kind = {1: "grey images", 3: "colour images"}.get(shape[0], f"images of {shape[0]} channels,")
         takes = f"{kind} of {shape[-1]} x {shape[-1]} pixels"
     results: dict[str, Any] = model.run.read_json("results.json") if model.run else {}
     own = [results.get(part, {}).get(model.client, {}) for part in ("clients", "untrained")]
-    columns = [*own, results.get("mean", {})]  # without a run or labels there is nothing in them
+    floors = {name: scores.get(model.client, {}) for name, scores in results.get("floors", {}).items()}
+    columns = [*own, *floors.values(), results.get("mean", {})]  # without a run or labels there is nothing in them
     templates = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=templates, trim_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"line": _line, "text": _text}
@@ -44,9 +50,10 @@ def model_card(model: ModelFolder, encoder: str | None, files: Mapping[str, str]
         takes=takes,
         training=_training(model, results),
         scores={name: [number(column.get(name)) for column in columns] for name in sorted(columns[0])},
+        floors=list(floors),
         files=files,
         titles=TITLES,
-        building=_building(model, encoder) if "safetensors" in files else [],
+        building=building or (_building(model, encoder) if "safetensors" in files else []),
     )
 
 
@@ -60,6 +67,7 @@ def _training(model: ModelFolder, results: Mapping[str, Any]) -> dict[str, Any]:
         facts |= {
             "self-supervised loss": config.ssl.kind,
             "local epochs per round": config.local_epochs or f"about {config.local_steps} steps",
+            "data": without_folders(config.data.source),
             "participants": len(results["clients"]) + len(results.get("absent", [])),
             "examples of this participant": f"{examples[-1]:,}" if examples else None,
             "examples of the shared set (RAD)": f"{config.rad.size:,}",

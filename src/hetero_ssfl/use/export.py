@@ -44,20 +44,20 @@ def export(model: ModelFolder, to: str, out: Path, encoder: str | None = None) -
     check_format(to)
     file, card = _places(model, to, out)
     if to == "safetensors":  # unchanged weights; loading them needs the encoder's class
-        content = _read(model.path / "encoder.safetensors")
+        content = read_bytes(model.path / "encoder.safetensors")
     else:
         content = convert(model, model.load(encoder), to)
     in_folder = card.name == "README.md"
     others = {kind: file.with_suffix(suffix) for kind, suffix in SUFFIXES.items()}
     files = {kind: path.name for kind, path in others.items() if kind == to or (in_folder and path.exists())}
-    contents = {file: content, card: model_card(model, encoder, files).encode() + _mark(model)}
+    contents = {file: content, card: model_card(model, encoder, files).encode() + mark_of(model)}
     if in_folder:
         contents[card.with_name("card.json")] = seal_json(model.card)
-    _write_all(contents)
+    write_all(contents)
     return file
 
 
-def _write_all(contents: Mapping[Path, bytes]) -> None:
+def write_all(contents: Mapping[Path, bytes]) -> None:
     """Write all files. If one cannot be written, remove what this call has created."""
     places = [*contents, *{file.parent for file in contents}]
     new = [path for path in places if not path.exists()]
@@ -86,18 +86,18 @@ def _places(model: ModelFolder, to: str, out: Path) -> tuple[Path, Path]:
     else:
         file, card, occupied = out / f"encoder{suffix}", out / "README.md", out.is_dir() and any(out.iterdir())
     if card.exists():
-        occupied = _mark(model) not in _read(card)
+        occupied = mark_of(model) not in read_bytes(card)
     if occupied:
         raise RunError(f"'{out}' exists and is not an export of this model of {model.client}. Choose another output.")
     return file, card
 
 
-def _mark(model: ModelFolder) -> bytes:
+def mark_of(model: ModelFolder) -> bytes:
     """Return a line with a digest of the weights, which identifies a card of this model."""
-    return f"\n<!-- {sha256(_read(model.path / 'encoder.safetensors')).hexdigest()} -->\n".encode()
+    return f"\n<!-- {sha256(read_bytes(model.path / 'encoder.safetensors')).hexdigest()} -->\n".encode()
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

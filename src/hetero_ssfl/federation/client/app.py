@@ -1,6 +1,7 @@
 """The participant's side, as a Flower ClientApp. Images never leave it; weights only with methods that average them."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache, partial
@@ -13,6 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from torch import Tensor
 
+from ... import __version__
 from ...config import Config, parse_config
 from ...errors import ConfigError, DivergedError, LostStateError, ProtocolError
 from ...learning.learner import Learner
@@ -22,7 +24,7 @@ from ...methods.capabilities import Noise, SecureSums
 from ...plugins import remember
 from ...runs.folder import RunFolder
 from .. import wire
-from ..logs import log_to_stderr
+from ..logs import log_to_file, log_to_stderr
 from ..participants import LocalSite, Site
 from ..participants.limits import check_text
 from ..participants.node import RadMissingError, answer_request
@@ -37,6 +39,7 @@ from .sums import Summing
 
 log = logging.getLogger(__name__)
 
+PAUSE = 60.0  # seconds between two lines about the steps of a round
 SPLITS = ("validation", "test")
 CODES: dict[type[Exception], int] = {DivergedError: wire.DIVERGED, LostStateError: wire.LOST_STATE}
 
@@ -58,6 +61,19 @@ class ClientProcess:
     clients: ClientCache = field(default_factory=ClientCache)
     _settings: dict[Path, NodeSettings] = field(default_factory=dict)  # read once: restart the process to change them
 
+    def log_progress(self, number: int) -> Report:
+        """Return a report for the log of a node, at most once a minute."""
+        told = time.monotonic()
+
+        def report(name: str, done: float, loss: float) -> None:
+            nonlocal told
+            if time.monotonic() - told > PAUSE:
+                told = time.monotonic()
+                log.info("round %d: %.0f %% of the steps done, loss %.4g", number, 100 * done, loss)
+            self.report(name, done, loss)
+
+        return report
+
     def settings(self, node: Mapping[str, Any]) -> NodeSettings | None:
         """Return the node settings that a node config refers to; None for a participant of a run on this machine."""
         if not node.get("settings"):
@@ -68,6 +84,8 @@ class ClientProcess:
         settings = self._settings[path]
         torch.set_num_threads(settings.threads)  # a process may serve several nodes
         log_to_stderr(settings.name)
+        if self.home != settings.home:
+            log_to_file(settings.name, settings.home / "node.log")
         self.home = settings.home
         return settings
 
@@ -116,6 +134,7 @@ def receive(process: ClientProcess, message: Message, context: Context) -> Instr
         wire.check_size(message, settings.limits.message_mb, "the server")
         check_text(settings.limits, str(fields.get("config")))
     header = wire.header_of(fields)
+    wire.check_version(fields, "the server")  # before its config, which a newer version may write otherwise
     try:
         config = read_config(str(fields.get("config")), origin="the server's config")
     except ConfigError as error:
@@ -138,7 +157,10 @@ def client_app(process: ClientProcess) -> ClientApp:
 
         def answer(message: Message, context: Context) -> Message:
             try:
-                return Message(handle(receive(process, message, context)), reply_to=message)
+                asked = receive(process, message, context)
+                content = handle(asked)
+                log.info("round %d, %s: sends %s", asked.header.round, message.metadata.message_type, sizes_of(content))
+                return Message(content, reply_to=message)
             except RadMissingError:
                 return Message(wire.pack(fields={"need": "rad"}), reply_to=message)
             except Exception as error:
@@ -165,6 +187,7 @@ def introduce(asked: Instruction) -> RecordDict:
     participant = asked.participant
     facts: dict[str, Scalar] = {
         "name": participant.name,
+        "version": __version__,
         "encoder": participant.model.encoder,
         "parameters": participant.sizes[0],
         "examples": 0 if hides_metrics(participant.config) else len(participant.images),
@@ -184,7 +207,9 @@ def train(process: ClientProcess, asked: Instruction) -> RecordDict:
         budget = Budget(participant)
         budget.check()
         client = process.clients.get(participant, down.round - 1, asked.starts_after)
-        client.progress = partial(process.report, client.name)  # no closure over the client, which would keep it alive
+        log.info("round %d: training on %d samples", down.round, len(participant.images))
+        report = process.log_progress(down.round) if process.home else process.report
+        client.progress = partial(report, client.name)  # no closure over the client, which would keep it alive
         method.check_broadcast(client, down)
         try:
             update = method.local_update(client, down.to(client.device))
@@ -223,6 +248,12 @@ def score(process: ClientProcess, asked: Instruction) -> RecordDict:
         if asked.fields.get("export"):
             export_model(participant, client)
     return wire.pack(metrics=metrics, header=asked.header)
+
+
+def sizes_of(content: RecordDict) -> dict[str, str]:
+    """Return form and bytes of each array of a reply, for the node's log."""
+    arrays = [(name, array) for record in content.array_records.values() for name, array in record.items()]
+    return {name: f"{array.dtype} {list(array.shape)}, {len(array.data)} bytes" for name, array in arrays}
 
 
 def hides_metrics(config: Config) -> bool:

@@ -6,13 +6,14 @@ from dataclasses import replace
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from ... import __version__
 from ...config import Config
 from ...errors import ProtocolError, RunError
 from ...methods import ClientId, ServerState
 from ...privacy.sums.rules import MIN_PARTICIPANTS
 from ...runs.events import Joined, Left, Listener
 from ...runs.folder import RunFolder, resume_command
-from ..wire import NAME, check_header, check_size, fields_of
+from ..wire import NAME, check_header, check_size, check_version, fields_of
 from .messenger import Messenger, error_text
 from .seats import NoSeatError, Seats
 
@@ -101,7 +102,7 @@ class Roster(Messenger):
         unknown = connected - set(self.ids.values()) - waiting
         if not unknown:
             return
-        content = self.content(0, channels=self.rad.shape[1], side=self.rad.shape[-1])
+        content = self.content(0, version=__version__, channels=self.rad.shape[1], side=self.rad.shape[-1])
         messages = {node: Message(content, node, "query") for node in sorted(unknown)}
         replies: dict[int, Message] = {}
         self.send(messages, now + self.patience, replies.__setitem__)
@@ -132,6 +133,7 @@ class Roster(Messenger):
         check_size(reply, self.config.engine.message_mb, "a new node")
         check_header(reply.content, self.header(0), "a new node")
         fields = fields_of(reply.content)
+        check_version(fields, f"node {str(fields.get('name'))[:64]!r}")
         name = str(fields.get("name"))
         if not NAME.fullmatch(name):
             raise ProtocolError(f"a node has the name {name[:64]!r}, expected letters, digits, '-', '_' or '.'.")
