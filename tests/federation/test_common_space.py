@@ -22,7 +22,9 @@ def test_probes_see_what_the_head_makes_of_the_features(tmp_path: Path) -> None:
     assert learner.head is not None
     assert probing is not None
     weight, bias = learner.head.weight.detach(), learner.head.bias.detach()
-    f, t = (extract_features(learner.encoder, images.pixels) @ weight.T + bias for images in (probing.train, probing.test))
+    f, t = (
+        extract_features(learner.encoder, images.pixels) @ weight.T + bias for images in (probing.train, probing.test)
+    )
     assert t.shape[1] == 8
     expected = probe(Labeled(f, probing.train_labels), Labeled(t, probing.test_labels), config.evaluation, config.seed)
     scores = folder.read_json("results.json")["clients"]["client-001"]
