@@ -59,8 +59,8 @@ def evaluate(participant: Participant, learner: Learner, split: str) -> dict[str
     fit, test = probing.features(learner.encoder)
     results = probing.scores(fit, test, "all")
     if learner.head is not None and probing.config.common_space:
-        shared = (Labeled(coordinates_of(learner.head, x), y) for x, y in ((fit.x, fit.y), (test.x, test.y)))
-        results |= probing.scores(*shared, "common")
+        there = [Labeled(coordinates_of(learner.head, seen.x), seen.y) for seen in (fit, test)]
+        results |= probing.scores(there[0], there[1], "common")
     if learner.classifier is not None:  # the supervised baseline's own answer, beside the probe
         guesses = learner.classifier(test.x.to(learner.classifier.weight.device)).argmax(1).cpu()
         results["classifier_all"] = probing.measure(guesses, test.y)
