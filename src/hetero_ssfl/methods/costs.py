@@ -116,10 +116,11 @@ def evaluation_seconds(config: Config, work: Workload) -> dict[str, float]:
     fit = steps * (1e-3 if ask.hidden else 2e-4) + 3 * ask.epochs * train * multiply_adds / MULTIPLY_ADDS
     labeled = [max(classes, share * train) for share in ask.label_shares]
     tuning = sum(3 * sizes.forward(count) + count / 64 * SECONDS_PER_STEP for count in labeled)
+    fits = 2 + fractions + ask.common_space * max(1, sizes.coordinates / width)
     shares = f"{fractions} evaluation.label_shares with finetune_epochs = {ask.finetune_epochs}"
     return {
         "this node's images": sizes.forward(images) + images * train * width / MULTIPLY_ADDS,
-        f"evaluation.epochs = {ask.epochs} with batch = {ask.batch} and hidden = {ask.hidden}": (2 + fractions) * fit,
+        f"evaluation.epochs = {ask.epochs} with batch = {ask.batch} and hidden = {ask.hidden}": fits * fit,
         f"evaluation.floors = {str(ask.floors).lower()}": _floor_seconds(config, work) if ask.floors else 0,
         shares: ask.finetune_epochs * tuning,
     }

@@ -205,5 +205,8 @@ class EvaluationConfig(Section):
     """Learning rate of that fine-tuning."""
     untrained: bool = True
     """At the end, also probe the untrained encoders, as a baseline."""
+    common_space: bool = False
+    """With `alignment.distance = "coordinates"`, also probe what the head predicts, the vectors of the space that all
+    clients share: `linear_common`, `knn_common`."""
     floors: bool = True
     """Also probe raw pixels and untrained convolutions: an encoder that does not beat them has learned little."""

@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ... import __version__
 from ...data import MEAN, STD, Images, digest, is_pixels, remembered
@@ -57,6 +58,9 @@ def evaluate(participant: Participant, learner: Learner, split: str) -> dict[str
         return {}
     fit, test = probing.features(learner.encoder)
     results = probing.scores(fit, test, "all")
+    if learner.head is not None and probing.config.common_space:
+        there = [Labeled(coordinates_of(learner.head, seen.x), seen.y) for seen in (fit, test)]
+        results |= probing.scores(there[0], there[1], "common")
     if learner.classifier is not None:  # the supervised baseline's own answer, beside the probe
         guesses = learner.classifier(test.x.to(learner.classifier.weight.device)).argmax(1).cpu()
         results["classifier_all"] = probing.measure(guesses, test.y)
@@ -71,6 +75,13 @@ def evaluate(participant: Participant, learner: Learner, split: str) -> dict[str
         tuned = finetune(learner.encoder, probing.train.subset(few), probing.test, ask, seed, probing.measure)
         results[f"finetune_{fraction:.0%}"] = tuned
     return results
+
+
+@torch.no_grad()
+def coordinates_of(head: nn.Linear, features: Tensor) -> Tensor:
+    """Return what the head predicts from features: vectors of the space that all clients share."""
+    predicted: Tensor = head(features.to(head.weight.device))
+    return predicted.cpu()
 
 
 def floor_metrics(participant: Participant, floor: str, split: str) -> dict[str, float]:
