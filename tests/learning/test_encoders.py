@@ -162,6 +162,45 @@ def test_an_error_about_a_missing_library_says_how_to_install_it(library):
     assert "pip install" in message
 
 
+class Hub(SimpleNamespace):
+    """Stands for timm, which needs torchvision."""
+
+    made: list[str]
+
+    def create_model(self, name: str, pretrained: bool = False, **options: object) -> torch.nn.Module:
+        self.made.append(f"{name} {pretrained}")
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 5))
+
+    def get_pretrained_cfg(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(hf_hub_id=f"timm/{name}")
+
+
+def test_trained_weights_that_cannot_be_had_are_refused_before_timm_tries(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    hub = Hub(made=[])
+    monkeypatch.setitem(sys.modules, "timm", hub)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
+    message = refusal("timm:resnet18.a1_in1k(pretrained=True)", side=8)
+    assert "timm:resnet18.a1_in1k are not on this machine" in message
+    assert "leave pretrained=True out" in message
+    assert not hub.made
+    build_encoder("timm:resnet18.a1_in1k", 1, 8)
+    snapshot = tmp_path / "models--timm--resnet18.a1_in1k" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").touch()
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    build_encoder("timm:resnet18.a1_in1k(pretrained=True)", 1, 8)
+    assert hub.made == ["resnet18.a1_in1k False", "resnet18.a1_in1k True"]
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise ConnectionError
+
+
 @pytest.fixture
 def my_encoders(tmp_path, monkeypatch):
     (tmp_path / "my_encoders.py").write_text(

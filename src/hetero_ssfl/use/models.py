@@ -1,5 +1,6 @@
 """Find and load trained encoders on disk: those of a run folder, or the model of a single node."""
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,8 @@ class ModelFolder:
             try:
                 if not encoder:
                     check_trusted(spec, "encoder")
+                if spec.startswith("timm:"):  # its trained weights are replaced, and need not be here
+                    spec = re.sub(r"pretrained\s*=\s*True", "pretrained=False", spec)
                 module, _ = build_encoder(spec, self.shape[0], self.shape[-1], torch.zeros(2, *self.shape))
             except ConfigError as error:
                 if encoder:

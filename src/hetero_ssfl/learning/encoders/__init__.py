@@ -30,6 +30,8 @@ BUILTIN: dict[str, Callable[..., nn.Module]] = {
     "mobilenet": MobileNet,
     "vit": ViT,
 }
+HUB_SECONDS = 5.0
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def list_encoders(pattern: str = "*") -> list[str]:
@@ -58,6 +60,8 @@ def build_encoder(spec: str, in_channels: int, side: int, example: Tensor | None
         raise ConfigError(f"encoder '{spec}' has no option '{unknown[0]}', expected one of: {names}.")
     if name.startswith("timm:"):
         given = {"in_chans": in_channels, "num_classes": 0}
+        if options.get("pretrained"):
+            _check_weights(name.removeprefix("timm:"))
     try:
         encoder = factory(**{**given, **options})
     except Exception as error:  # a user's callable may raise anything
@@ -70,6 +74,22 @@ def build_encoder(spec: str, in_channels: int, side: int, example: Tensor | None
     width = output_width(encoder, spec, torch.zeros(2, in_channels, side, side) if example is None else example)
     guard_convolutions(encoder)  # after the dry run, which gives lazy layers their shape
     return encoder, width
+
+
+def _check_weights(name: str) -> None:
+    """Raise an error at once if trained weights are neither here nor on the hub: timm would try for a minute."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    hub_id = getattr(importlib.import_module("timm").get_pretrained_cfg(name), "hf_hub_id", None)
+    if not hub_id or any(isinstance(try_to_load_from_cache(hub_id, file), str) for file in WEIGHTS):
+        return
+    try:
+        HfApi().model_info(hub_id, timeout=HUB_SECONDS)
+    except Exception as error:  # not found, no network, HF_HUB_OFFLINE: the library raises many types
+        raise ConfigError(
+            f"the trained weights of timm:{name} are not on this machine, and the Hugging Face hub did not answer with "
+            f"'{hub_id}' ({type(error).__name__}). Build it once with a connection, or leave pretrained=True out."
+        ) from None
 
 
 def output_width(encoder: nn.Module, spec: str, example: Tensor) -> int:
