@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 from torch import Tensor
 
 from helpers.rig import Rig, tensors
@@ -65,8 +66,9 @@ def test_each_group_has_its_own_list_of_participants_and_a_lost_one_costs_its_gr
     rig = Groups(tmp_path)
     lost = rig.groups()[1][0]
 
-    def vanish(question: Message, reply: Message) -> Message | None:
-        return None if question.metadata.message_type == "train" else reply
+    def vanish(question: Message, reply: Message) -> Message:
+        trains = question.metadata.message_type == "train"
+        return Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=question) if trains else reply
 
     rig.grid.tamper[100 + int(lost[-1])] = vanish
     rig.run()

@@ -83,6 +83,10 @@ class Config(Section):
         if self.engine.min_replies > selected:
             needed = f"engine.min_replies = {self.engine.min_replies}"
             yield f"{needed} can never be met with {selected} clients per round. Lower it."
+        yield from self._privacy_problems(selected)
+
+    def _privacy_problems(self, selected: int) -> Iterator[str]:
+        alignment, weights = self.alignment, self.clients.weights
         sketch = f"alignment.form = '{alignment.form}'", alignment.form == "sketch"
         scaled = "alignment.normalize = false", alignment.normalize
         if weights == "agreement" and not self.privacy.secure:
@@ -121,7 +125,7 @@ class Config(Section):
                 (f"{selected} clients per round", selected >= 3 * groups, "a sum needs three clients"),
                 (
                     "clients.per_round below clients.count",
-                    selected == clients.count,
+                    selected == self.clients.count,
                     "other groups in each round would tell single contributions",
                 ),
             )
