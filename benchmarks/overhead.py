@@ -1,12 +1,14 @@
 """The overhead of the engine: wall time of a run divided by that of a bare PyTorch loop; target 1.15.
 
 A. engine  `hetero_ssfl.federation.start` with one worker and one torch thread: messages, checkpoints, events, figures.
+W. watched the same with the live page of the run, and a viewer that reads it (target: 1.01 of A).
 B. bare    one process, one torch thread, a plain loop over the same clients with the same steps and nothing else.
 
-Both start in a new process with the consensus of the untrained clients (not timed) and are timed from round 1 to the
+All start in a new process with the consensus of the untrained clients (not timed) and are timed from round 1 to the
 last round: for the engine from the start of round 1 until the last round is saved. Runs alternate (A B, B A, ...),
-because a machine's speed drifts, and the ratio is that of the medians. At the end both must have the same parameters,
-bit for bit: otherwise they did not do the same work.
+because a machine's speed drifts, and ratios are those of the medians. Beside W stands the CPU time that the page took
+after its start, as a fraction of the machine's, which is more precise than a ratio of times. At the end all must have
+the same parameters, bit for bit: otherwise they did not do the same work.
 
     python benchmarks/overhead.py
 """
@@ -14,10 +16,13 @@ bit for bit: otherwise they did not do the same work.
 import argparse
 import multiprocessing
 import os
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,14 +31,14 @@ from torch import Tensor
 
 from hetero_ssfl.config import Config
 from hetero_ssfl.data import load_images, load_rad, random_view, split_training_images, to_input
-from hetero_ssfl.federation.start import start
+from hetero_ssfl.federation.start import prepare
 from hetero_ssfl.kernels.contribution import contribution
 from hetero_ssfl.kernels.distance import alignment_distance
 from hetero_ssfl.kernels.mean import combine
 from hetero_ssfl.learning.learner import Learner, build_learner
 from hetero_ssfl.learning.losses.byol import byol
 from hetero_ssfl.learning.training import learning_rate
-from hetero_ssfl.runs.events import Event, RoundBegun, RoundDone
+from hetero_ssfl.runs.events import Event, RoundBegun, RoundDone, Watched
 from hetero_ssfl.seeding import rng_for
 
 TARGET = 1.15
@@ -64,21 +69,47 @@ def benchmark_config(rounds: int) -> Config:
 # --- A: the engine ----------------------------------------------------------------------------------
 
 
-def run_engine(config: Config) -> tuple[float, States]:
+VIEWER = "import sys, urllib.request as web\nfor _ in web.urlopen(sys.argv[1] + 'events'): pass"
+shares: list[float] = []
+"""The CPU time of the page in each watched run, as a fraction of the machine's."""
+
+
+def cpu_of_pages() -> float:
+    """Return the CPU seconds that this process's live page has taken."""
+    seconds = 0.0
+    for child in Path("/proc/self/task", str(os.getpid()), "children").read_text().split():
+        if b"hetero_ssfl.report.serving" in Path("/proc", child, "cmdline").read_bytes():
+            user, system = Path("/proc", child, "stat").read_text().rpartition(")")[2].split()[11:13]
+            seconds += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+def run_engine(config: Config, watch: bool = False) -> tuple[float, States]:
     """Return the seconds from the start of round 1 to the first event after the last round is saved, and the states."""
-    begun, ended = 0.0, 0.0
+    begun, ended, cpu = 0.0, 0.0, 0.0
     previous: Event | None = None
+    viewers: list[subprocess.Popen[bytes]] = []
 
     def listen(event: Event) -> None:
-        nonlocal begun, ended, previous
+        nonlocal begun, ended, previous, cpu
+        if isinstance(event, Watched):
+            viewers.append(subprocess.Popen([sys.executable, "-c", VIEWER, event.url], stderr=subprocess.DEVNULL))
+        if watch and isinstance(event, RoundBegun) and event.round == 1:
+            time.sleep(15)  # the page has started, and drawn what there is
+            cpu = cpu_of_pages()
         if isinstance(event, RoundBegun) and event.round == 1:
             begun = time.perf_counter()
         if isinstance(previous, RoundDone) and previous.round == config.rounds:
             ended = time.perf_counter()
+            if watch:
+                shares.append((cpu_of_pages() - cpu) / (ended - begun) / (os.cpu_count() or 1))
         previous = event
 
     with tempfile.TemporaryDirectory() as scratch:
-        folder = start(config, Path(scratch, "run"), listen)
+        folder = prepare(config, Path(scratch, "run")).train(listen, watch)
+        for viewer in viewers:
+            viewer.kill()
+            viewer.wait()
         names = [f"client-{k:03d}" for k in range(config.clients.count)]
         return ended - begun, [folder.states(name).load(config.rounds) for name in names]
 
@@ -157,15 +188,15 @@ def largest_difference(one: States, other: States) -> float:
 
 def compare(config: Config, repeats: int) -> tuple[dict[str, list[float]], float]:
     """Return the seconds of every run, by kind, and the largest difference between the final parameters."""
-    runs = {"engine": run_engine, "bare": in_fresh_process}
+    runs = {"engine": run_engine, "watched": partial(run_engine, watch=True), "bare": in_fresh_process}
     seconds: dict[str, list[float]] = {kind: [] for kind in runs}
     finals: dict[str, States] = {}
     for repeat in range(repeats):
         for kind in sorted(runs, reverse=repeat % 2 == 0):
             taken, finals[kind] = runs[kind](config)
             seconds[kind].append(taken)
-            print(f"  repeat {repeat + 1}  {kind:6}  {taken:7.2f} s", flush=True)
-    return seconds, largest_difference(finals["engine"], finals["bare"])
+            print(f"  repeat {repeat + 1}  {kind:7}  {taken:7.2f} s", flush=True)
+    return seconds, max(largest_difference(finals["engine"], finals[kind]) for kind in ("watched", "bare"))
 
 
 def main() -> int:
@@ -182,8 +213,18 @@ def main() -> int:
     print(f"largest difference between final parameters: {difference:g} (0 is bit for bit)")
     what, against = "a run: messages, checkpoints, events and all", "a bare loop with the same steps and final bits"
     row = Row(what, against, middle["engine"] / middle["bare"], TARGET, at_least=False)
-    measured = {"seconds": seconds, "data": config.data.source, "rounds": rounds, "difference": difference}
-    publish("overhead", [row], measured, write=not options.quick)
+    note = f"CPU time of the page: {statistics.median(shares):.2%} of the machine's"
+    page = Row(
+        "a run with its live page", "the same without", middle["watched"] / middle["engine"], 1.01, False, note=note
+    )
+    measured = {
+        "seconds": seconds,
+        "data": config.data.source,
+        "rounds": rounds,
+        "difference": difference,
+        "cpu_of_page": shares,
+    }
+    publish("overhead", [row, page], measured, write=not options.quick)
     if difference:
         print("the two sides did not do the same work, so the ratio is not valid", file=sys.stderr)
     return int(difference > 0)

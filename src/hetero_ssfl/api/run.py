@@ -207,30 +207,21 @@ class Run:
                     log.warning("%s is left out: %s", model.client, error)
         return files
 
-    def push_to_hub(
-        self,
-        name: str,
-        client: int | str,
-        output: str | Path | None = None,
-        public: bool = False,
-        dry_run: bool = False,
-    ) -> Path:
-        """Publish a client's encoder as the repository OWNER/MODEL of the Hugging Face hub. Return the folder.
+    def push_to_hub(self, name: str, client: int | str, output: str | Path = "hub", dry_run: bool = False) -> Path:
+        """Publish a client's encoder as OWNER/MODEL on the Hugging Face hub, privately. Return the folder, `output`.
 
         Args:
-            name: the repository, which is private if it is new
+            name: the repository
             client: by number or name
-            output: the folder to write, by default published/MODEL
-            public: make a new repository public
+            output: the folder to write
             dry_run: write the folder, and upload nothing
         """
         from ..use.publish import upload, write_folder
 
-        place = Path(output) if output else Path("published", name.rpartition("/")[2])
         with self._given.at_hand():
-            folder = write_folder(find_models(self.path, str(client))[0], place)
+            folder = write_folder(find_models(self.path, str(client))[0], Path(output))
         if not dry_run:
-            upload(folder, name, public)
+            upload(folder, name)
         return folder
 
     # --- the run ---

@@ -44,8 +44,8 @@ def log_to_file(who: str, file: Path) -> None:
     logger = logging.getLogger("hetero_ssfl")
     if not any(getattr(handler, "baseFilename", "") == str(file.absolute()) for handler in logger.handlers):
         with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            _add(logger, who, RotatingFileHandler(file, maxBytes=MAX_BYTES, backupCount=BACKUPS))
+            file.parent.mkdir(parents=True, exist_ok=True)  # the file itself comes with its first line
+            _add(logger, who, RotatingFileHandler(file, maxBytes=MAX_BYTES, backupCount=BACKUPS, delay=True))
 
 
 def _add(logger: logging.Logger, who: str, handler: logging.Handler) -> None:
