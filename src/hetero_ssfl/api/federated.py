@@ -144,10 +144,14 @@ def federate(
         passed.load_starting_weights(run.folder)
         was_finished = run.folder.finished
         train_here(run, progress, watch)
-        if not was_finished and not run.folder.read_json("results.json")["mean"]:
-            say("no labels, so no accuracy: look at run.report() and hetero-ssfl neighbours")
-        say(f"run folder: {run.folder.path}{AGAIN * was_finished}")
+        _say_after(say, run, was_finished)
     return Run(run.folder, site, given)
+
+
+def _say_after(say: Callable[[str], None], run: Prepared, was_finished: bool) -> None:
+    if not was_finished and not run.folder.read_json("results.json")["mean"]:
+        say("no labels, so no accuracy: look at run.report() and hetero-ssfl neighbours")
+    say(f"run folder: {run.folder.path}{AGAIN * was_finished}")
 
 
 def _say_before(say: Callable[[str], None], run: Prepared, names: Sequence[str], chosen: bool) -> None:

@@ -1,7 +1,5 @@
 """A finished run in Python: the clients' results and trained encoders, with a summary for notebooks."""
 
-import base64
-import io
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -31,7 +29,6 @@ from ..use.models import find_models
 from .short_errors import short_errors
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
@@ -315,7 +312,11 @@ class Run:
     def _repr_html_(self) -> str:
         if not self.folder.finished:
             return f"<p><code>{escape(repr(self))}</code></p>"
-        return f"<p><code>{escape(str(self.path))}</code></p>{self.table()._repr_html_()}{self._picture()}"
+        from .pictures import losses_and_cka
+
+        matrix = self._mutual[1] if self._mean_cka else None
+        picture = losses_and_cka(self.clients, self._trained(), self._mean_cka, matrix)
+        return f"<p><code>{escape(str(self.path))}</code></p>{self.table()._repr_html_()}{picture}"
 
     @short_errors
     def plot(self, output: str | Path | None = None, metric: str = "linear_all") -> "Figure":
@@ -326,9 +327,10 @@ class Run:
             metric: the accuracy: `linear_all`, `knn_all`, ...
         """
         from ..report.plots import curves, save, subplots
+        from .pictures import draw_losses
 
         figure, (left, right) = subplots(1, 2, figsize=(9, 3.2))
-        self._draw_losses(left)
+        draw_losses(left, self.clients, self._trained())
         events = self.folder.events()
         if any(isinstance(e, Evaluated) and e.split == "validation" and metric in e.mean for e in events):
             curves(right, {self.config.method: events}, metric)
@@ -337,32 +339,3 @@ class Run:
         if output is not None:
             save(figure, Path(output))
         return figure
-
-    def _draw_losses(self, axes: "Axes") -> None:
-        from matplotlib.ticker import MaxNLocator
-
-        trained = [e for e in self._trained() if "loss_ssl" in e.figures]
-        for name in self.clients:
-            own = {e.round: e.figures["loss_ssl"] for e in trained if e.client == name}
-            axes.plot([*own], [*own.values()], marker="o", markersize=3, label=name)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes.set(xlabel="round", ylabel="self-supervised loss")
-        axes.legend(frameon=False, fontsize=7)
-
-    def _picture(self) -> str:
-        """Return a plot of losses and mutual CKA as an inline image."""
-        from ..report.plots import heat_map, subplots
-
-        figure, (left, right) = subplots(1, 2, figsize=(9, 3.2))
-        self._draw_losses(left)
-        alt = "self-supervised loss of each client over the rounds"
-        if self._mean_cka:
-            heat_map(right, self._mutual[1], "mutual CKA on the RAD", list(self._mean_cka))
-            means = ", ".join(f"{name} {value:.2f}" for name, value in self._mean_cka.items())
-            alt += f"; mutual CKA of the clients, {means} on average"
-        else:
-            right.set_axis_off()
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight")
-        data = base64.b64encode(buffer.getvalue()).decode()
-        return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'

@@ -14,7 +14,7 @@ from rich.markup import escape
 from ..config import load_config, settings_of
 from ..errors import ConfigError, HeteroSSFLError
 from . import deploy_commands, info_commands, report_commands, study_commands, use_commands
-from .options import SKIP, BadImage, Json, Preset, Quiet, Set
+from .options import SKIP, BadImage, Json, LogFormat, Preset, Quiet, Set, Watch
 from .terminal import err, remark, resumable, say, show
 
 if TYPE_CHECKING:
@@ -79,12 +79,8 @@ def run(
     ] = None,
     node: Annotated[list[Path] | None, typer.Option(metavar="NODE.toml", help="A participant's file; repeat.")] = None,
     on_bad_image: BadImage = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show a live page of the run; its address is printed.")
-    ] = False,
-    log_format: Annotated[
-        Literal["text", "json"], typer.Option(help="On standard error: for people, or one JSON object per event.")
-    ] = "text",
+    watch: Watch = False,
+    log_format: LogFormat = "text",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

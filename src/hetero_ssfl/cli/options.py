@@ -25,3 +25,7 @@ Markdown = Annotated[Path | None, typer.Option("--markdown", metavar="FILE", hel
 SKIP = "--on-bad-image skip"
 BadImage = Annotated[Literal["error", "skip"] | None, typer.Option("--on-bad-image", help="How to treat bad images.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: alignment.mu=2.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Show a live page of the run; its address is printed.")]
+LogFormat = Annotated[
+    Literal["text", "json"], typer.Option(help="On standard error: for people, or one JSON object per event.")
+]
