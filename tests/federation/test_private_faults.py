@@ -32,7 +32,7 @@ def test_nothing_that_the_server_writes_names_a_nodes_files(tmp_path: Path) -> N
     rig.run()
     (reason,) = [e["excluded"] for e in lines(rig.folder) if "excluded" in e]
     found = re.fullmatch(
-        r"node-1 failed: data: its images cannot be used \(fault (\w{8}); the node's log has the details\)"
+        r"node-1 failed: data: its images cannot be used \(fault (\w{8}); faults\.log in its home has the details\)"
         r" \(Flower error \d+\)\.",
         reason,
     )

@@ -275,7 +275,7 @@ def is_image(path: Path) -> bool:
 def _image_folder(folder: Path) -> list[Path]:
     """Return the files of a folder of images. Raise an error if it has none; warn about files that are not images."""
     files = [f for f in files_of(folder) if not f.name.startswith(".")]
-    odd = [f for f in files if not is_image(f) and f.name not in METADATA]
+    odd = [f for f in files if not is_image(f) and f.name not in (*METADATA, "DICOMDIR")]
     if len(odd) == len(files):
         what = f"has no images, only files such as {odd[0].name}" if odd else "is empty"
         raise DataError(f"'{folder}' {what}, expected images. Put them there; links to folders are not followed.")

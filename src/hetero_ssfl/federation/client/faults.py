@@ -50,7 +50,8 @@ def public_text(error: Exception, home: Path | None) -> str:
     if home is not None:
         entry = {"time": time.time(), "fault": fault, "text": "".join(traceback.format_exception(error))}
         append_line(home / FAULTS, json.dumps(entry))
-    return f"{_sentence(error)} (fault {fault}; the node's log has the details)"
+    where = "the node's log" if home is None else f"{FAULTS} in its home"
+    return f"{_sentence(error)} (fault {fault}; {where} has the details)"
 
 
 def _sentence(error: Exception) -> str:
