@@ -193,7 +193,7 @@ def _table_of_clients(run: ReportedRun, status: Status, metric: str | None) -> R
             ]
         )
     more = f", {MAX_ROWS} of {len(names)}: first those that are away, left out or at work" * (len(names) > MAX_ROWS)
-    head = ["client", "now", *METRICS.values(), "CKA with others", "accuracy", "replies", "bytes", "encoder"]
+    head = ["client", "now", *METRICS.values(), "CKA with others", "validation %", "replies", "bytes", "encoder"]
     return Rows(f"Clients of {run.label}{more}", head, rows, range(2, len(head) - 1))
 
 
@@ -254,5 +254,5 @@ def _table_of_rounds(run: ReportedRun, metric: str | None) -> Rows:
         ]
         for event in rounds
     ]
-    head = ["round", *METRICS.values(), "accuracy", "replies", "left out", "away", "bytes", "time"]
+    head = ["round", *METRICS.values(), "validation %", "replies", "left out", "away", "bytes", "time"]
     return Rows(f"{run.label}, the newest round first", head, rows)

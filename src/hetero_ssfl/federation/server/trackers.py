@@ -40,7 +40,7 @@ def check_tracking(config: Config) -> None:
 
 
 def tracking(folder: RunFolder, listen: Listener) -> Listener:
-    """Wrap a listener: pass every event on, and then to the trackers that the config asks for."""
+    """Wrap a listener: pass every event to the trackers that the config asks for, and on."""
     asked = folder.read_config().tracking
     own = asked.own or ""
     kinds: dict[str, Callable[[], Tracker]] = {
@@ -52,7 +52,7 @@ def tracking(folder: RunFolder, listen: Listener) -> Listener:
     wanted, trackers = [name for name in kinds if getattr(asked, name)], dict[str, Tracker]()
 
     def track(event: Event) -> None:
-        listen(event)
+        failed = []
         for name in list(wanted):
             try:
                 if name not in trackers:
@@ -60,9 +60,10 @@ def tracking(folder: RunFolder, listen: Listener) -> Listener:
                 trackers[name].event(event)
             except Exception as error:  # of another package, or of the user's own code
                 wanted.remove(name)
-                reason = f"{type(error).__name__}: {str(error)[:300]}"
-                text = f"tracking.{name} has failed and is left out from here on: {reason}"
-                listen(Warned(getattr(event, "round", 0), text))
+                failed.append(f"tracking.{name} has failed and is left out: {type(error).__name__}: {str(error)[:300]}")
+        listen(event)
+        for text in failed:
+            listen(Warned(getattr(event, "round", 0), text))
 
     return track
 
