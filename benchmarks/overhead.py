@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -188,7 +189,11 @@ def largest_difference(one: States, other: States) -> float:
 
 def compare(config: Config, repeats: int) -> tuple[dict[str, list[float]], float]:
     """Return the seconds of every run, by kind, and the largest difference between the final parameters."""
-    runs = {"engine": run_engine, "watched": partial(run_engine, watch=True), "bare": in_fresh_process}
+    runs: dict[str, Callable[[Config], tuple[float, States]]] = {
+        "engine": run_engine,
+        "watched": partial(run_engine, watch=True),
+        "bare": in_fresh_process,
+    }
     seconds: dict[str, list[float]] = {kind: [] for kind in runs}
     finals: dict[str, States] = {}
     for repeat in range(repeats):

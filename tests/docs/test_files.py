@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 import hetero_ssfl
 
