@@ -167,7 +167,7 @@ def test_error_for_an_unknown_key_without_a_near_one_lists_all_keys():
         (["clients.per_round=0"], ["clients.per_round", "0", "greater than 0"]),
         (["clients.weights=[1, 2]"], ["clients.weights", "2 values", "5 clients", "'uniform'"]),
         (["clients.weights=[1, 1, -1, 1, 1]"], ["clients.weights.2", "-1", "greater than 0"]),
-        (["clients.weights=by_luck"], ["clients.weights", "'by_luck'", "'uniform' or 'size'"]),
+        (["clients.weights=by_luck"], ["clients.weights", "'by_luck'", "'uniform', 'size' or 'agreement'"]),
         (["clients.models=[]"], ["clients.models", "at least 1"]),
         (["clients.models=[{predictor=3}]"], ["clients.models.0.encoder", "required"]),
         (["views.crop=[0.9, 0.1]"], ["views.crop", "[0.9, 0.1]", "the smaller value first"]),

@@ -12,6 +12,8 @@ from helpers.rig import Rig, tensors
 from helpers.saved import lines
 from hetero_ssfl.config import load_config
 from hetero_ssfl.errors import ConfigError, ProtocolError
+from hetero_ssfl.federation.server.loop import Server
+from hetero_ssfl.federation.server.sums import SecureRound
 from hetero_ssfl.federation.start import start
 from hetero_ssfl.federation.wire import roster_of
 from hetero_ssfl.kernels.cka import factor_cka
@@ -78,6 +80,12 @@ def test_each_group_has_its_own_list_of_participants_and_a_lost_one_costs_its_gr
     assert [event["replies"] for event in rounds] == [6, 6]
     assert {name for number, name in rig.excluded() if number == 1} == set(rig.groups()[1])
     assert "shared/factor" in tensors(rig.folder)
+    # A node that is away from the start changes no other group.
+    server = Server(rig.grid, rig.folder, rig.config, rig.listen)
+    present = [f"node-{k}" for k in range(9) if f"node-{k}" != lost]
+    sums = SecureRound(server.roster, method(), 2, present, [*present, lost])
+    together = {frozenset(n for n in present if sums.of[n] is own) for own in sums.sums}
+    assert together == {frozenset(group) - {lost} for group in rig.groups()}
 
 
 def method() -> HeteroSSFL:
@@ -134,6 +142,7 @@ def test_a_sum_that_is_no_kernel_is_left_out_and_two_of_three_end_the_round() ->
         (*SECURE, "clients.count=8", "privacy.groups=3"),
         (*SECURE, "clients.count=12", "clients.per_round=9", "privacy.groups=3"),
         (*SECURE, "clients.count=9", "privacy.groups=3", "privacy.epsilon=8"),
+        (*SECURE, "clients.count=9", "privacy.groups=3", "clients.newcomers=1"),
     ],
 )
 def test_groups_that_cannot_work_are_refused(settings: tuple[str, ...]) -> None:

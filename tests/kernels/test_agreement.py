@@ -6,6 +6,7 @@ from torch import Tensor
 
 from helpers.attacks import ATTACKS, NORM, Knowledge, lie
 from hetero_ssfl.config import load_config
+from hetero_ssfl.errors import ConfigError
 from hetero_ssfl.kernels.agreement import PANEL, agreements, drawn, relative, smoothed, weight_of
 from hetero_ssfl.kernels.cka import factor_cka
 from hetero_ssfl.methods import ServerState, Update
@@ -251,3 +252,12 @@ def test_lies_have_the_largest_norm_that_is_allowed() -> None:
     for attack in ATTACKS:
         a = lie(attack, known)
         assert float((a.T @ a).norm()) == pytest.approx(NORM, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("setting", "refused"),
+    [("privacy.secure=true", "privacy.secure"), ("alignment.form=sketch", "clients.weights")],
+)
+def test_learned_weights_need_single_factors(setting: str, refused: str) -> None:
+    with pytest.raises(ConfigError, match=refused):
+        load_config("smoke", ["clients.weights=agreement", "alignment.form=sketch", setting])

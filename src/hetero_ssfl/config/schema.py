@@ -128,6 +128,7 @@ class Config(Section):
                     selected == self.clients.count,
                     "other groups in each round would tell single contributions",
                 ),
+                ("clients.newcomers", self.clients.newcomers == 0, "they would change the groups"),
             )
 
     def epochs_of(self, images: int) -> int:

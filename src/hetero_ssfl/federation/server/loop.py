@@ -100,7 +100,8 @@ class Server:
         broadcasts = self.broadcasts(state, selected, number)
         if self.config.privacy.secure:
             assert isinstance(self.method, SecureSums)  # method_for has checked it
-            done = SecureRound(self.roster, self.method, number, selected).play(state, broadcasts)
+            secure = SecureRound(self.roster, self.method, number, selected, state.roster)
+            done = secure.play(state, broadcasts)
         else:
             done = self.play_plain(state, broadcasts, number)
         state, events = done.state, done.events

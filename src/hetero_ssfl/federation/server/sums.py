@@ -38,10 +38,18 @@ class Outcome:
 class SecureRound:
     """One sum, or one for each group of clients, whose phases then run together."""
 
-    def __init__(self, roster: Roster, method: SecureSums, number: int, selected: Sequence[ClientId]) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        method: SecureSums,
+        number: int,
+        selected: Sequence[ClientId],
+        everyone: Sequence[ClientId],
+    ) -> None:
         self.roster, self.method, self.number, self.selected = roster, method, number, selected
         self.session = Session(roster.federation, number, secrets.token_hex(16))
-        groups = groups_of(selected, roster.config.privacy.groups, roster.config.seed)
+        # Groups of everyone: an absent client must not change the groups of others.
+        groups = groups_of(everyone, roster.config.privacy.groups, roster.config.seed)
         rules = Rules(roster.config.privacy.threshold)
         self.sums = [MaskedSum(self.session, rules) for _ in groups]  # those that have not failed
         self.of = {name: group_sum for group, group_sum in zip(groups, self.sums, strict=True) for name in group}
