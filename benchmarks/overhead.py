@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ TARGET = 1.15
 
 States = list[dict[str, Tensor]]
 """The parameters and buffers of each client after the last round."""
+Run = Callable[[Config], tuple[float, States]]
 
 
 def benchmark_config(rounds: int) -> Config:
@@ -188,7 +190,8 @@ def largest_difference(one: States, other: States) -> float:
 
 def compare(config: Config, repeats: int) -> tuple[dict[str, list[float]], float]:
     """Return the seconds of every run, by kind, and the largest difference between the final parameters."""
-    runs = {"engine": run_engine, "watched": partial(run_engine, watch=True), "bare": in_fresh_process}
+    watched = partial(run_engine, watch=True)
+    runs: dict[str, Run] = {"engine": run_engine, "watched": watched, "bare": in_fresh_process}
     seconds: dict[str, list[float]] = {kind: [] for kind in runs}
     finals: dict[str, States] = {}
     for repeat in range(repeats):
