@@ -213,7 +213,7 @@ def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_machine_has_files_for_containers_without_root_and_with_a_read_only_root(made: Deployment) -> None:
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     for folder, names in ((made.server, {"superlink", "superexec", "proxy", "run"}), (made.node("node-1"), {"node-1"})):
         compose = yaml.safe_load((folder / "compose.yaml").read_text())
