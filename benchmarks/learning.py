@@ -19,10 +19,9 @@ import math
 import torch
 import torch.nn.functional as F
 from measuring import Row, cpu_seconds, publish
-from per_image import pil_view
-from PIL import Image
+from per_image import TwoViews
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from hetero_ssfl.config import Config, ViewsConfig, load_config
 from hetero_ssfl.data.images import Images, load_images
@@ -71,17 +70,6 @@ def ours(scene: Scene, local_epochs: int) -> Scores:
     return {"epochs": local_epochs * config.rounds, "seconds": taken, **scene.probed(learner.encoder.eval())}
 
 
-class TwoViews(Dataset[tuple[Tensor, Tensor]]):
-    def __init__(self, pixels: Tensor) -> None:
-        self.images = [Image.fromarray(image) for image in pixels.permute(0, 2, 3, 1).numpy()]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
-        return pil_view(self.images[row], THEIR_VIEWS), pil_view(self.images[row], THEIR_VIEWS)
-
-
 def lightly(scene: Scene, epochs: int, batch: int) -> Scores:
     config = scene.config
     learner = build_learner(config.model_of(0), config.ssl, 3, 32, config.seed, "benchmark")
@@ -95,7 +83,7 @@ def lightly(scene: Scene, epochs: int, batch: int) -> Scores:
     )
     model = nn.Sequential(encoder, head).train()
     sgd = torch.optim.SGD(model.parameters(), lr=0.06 * batch / 128, momentum=0.9, weight_decay=5e-4)
-    loader = DataLoader(TwoViews(scene.pixels), batch, shuffle=True, drop_last=True)
+    loader = DataLoader(TwoViews(scene.pixels, THEIR_VIEWS), batch, shuffle=True, drop_last=True)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, epochs)
 
     def epoch() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from hetero_ssfl.config import ViewsConfig
 from hetero_ssfl.data.views import MEAN, STD
@@ -65,3 +66,17 @@ def turn_hue(image: Image.Image, turn: float) -> Image.Image:
     hue, saturation, value = image.convert("HSV").split()
     hues = np.asarray(hue) + np.uint8(round(turn * 255) % 256)  # wraps around, as hues do
     return Image.merge("HSV", (Image.fromarray(hues), saturation, value)).convert("RGB")
+
+
+class TwoViews(Dataset[tuple[Tensor, Tensor]]):
+    """Two random views of each image, made one image at a time."""
+
+    def __init__(self, pixels: Tensor, config: ViewsConfig) -> None:
+        self.images = [Image.fromarray(image) for image in pixels.permute(0, 2, 3, 1).numpy()]
+        self.config = config
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return pil_view(self.images[row], self.config), pil_view(self.images[row], self.config)

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 
 import torch
 from measuring import Row, alternate, config_of, medians, publish, seconds
-from per_image import pil_view
-from PIL import Image
+from per_image import TwoViews
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from hetero_ssfl.config import Config, ViewsConfig, with_settings
 from hetero_ssfl.data import random_view
@@ -110,22 +109,11 @@ def limit(task: Task) -> float:
     return task.images / seconds(lambda: steps(views))
 
 
-class TwoViews(Dataset[tuple[Tensor, Tensor]]):
-    def __init__(self, pixels: Tensor) -> None:
-        self.images = [Image.fromarray(image) for image in pixels.permute(0, 2, 3, 1).numpy()]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
-        return pil_view(self.images[row], VIEWS), pil_view(self.images[row], VIEWS)
-
-
 def obvious(task: Task, loaders: int) -> float:
     """Return the images per second of a straightforward training loop."""
     learner = learner_of(task.config()).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     sgd = torch.optim.SGD(learner.trainable(), lr=0.032, momentum=0.9, weight_decay=5e-4)
-    loader = DataLoader(TwoViews(noise(task.images + task.batch)), task.batch, shuffle=True, num_workers=loaders)
+    loader = DataLoader(TwoViews(noise(task.images + task.batch), VIEWS), task.batch, shuffle=True, num_workers=loaders)
     begun = 0.0
     for number, (view_1, view_2) in enumerate(loader):
         loss = byol(learner, [view_1, view_2])[0]
