@@ -61,19 +61,6 @@ class ClientProcess:
     clients: ClientCache = field(default_factory=ClientCache)
     _settings: dict[Path, NodeSettings] = field(default_factory=dict)  # read once: restart the process to change them
 
-    def log_progress(self, number: int) -> Report:
-        """Return a report for the log of a node, at most once a minute."""
-        told = time.monotonic()
-
-        def report(name: str, done: float, loss: float) -> None:
-            nonlocal told
-            if time.monotonic() - told > PAUSE:
-                told = time.monotonic()
-                log.info("round %d: %.0f %% of the steps done, loss %.4g", number, 100 * done, loss)
-            self.report(name, done, loss)
-
-        return report
-
     def settings(self, node: Mapping[str, Any]) -> NodeSettings | None:
         """Return the node settings that a node config refers to; None for a participant of a run on this machine."""
         if not node.get("settings"):
@@ -208,7 +195,7 @@ def train(process: ClientProcess, asked: Instruction) -> RecordDict:
         budget.check()
         client = process.clients.get(participant, down.round - 1, asked.starts_after)
         log.info("round %d: training on %d samples", down.round, len(participant.images))
-        report = process.log_progress(down.round) if process.home else process.report
+        report = log_progress(down.round, process.report) if process.home else process.report
         client.progress = partial(report, client.name)  # no closure over the client, which would keep it alive
         method.check_broadcast(client, down)
         try:
@@ -248,6 +235,20 @@ def score(process: ClientProcess, asked: Instruction) -> RecordDict:
         if asked.fields.get("export"):
             export_model(participant, client)
     return wire.pack(metrics=metrics, header=asked.header)
+
+
+def log_progress(number: int, also: Report) -> Report:
+    """Return a report for the log of a node, at most once a minute. It refers to no process, which keeps clients."""
+    told = time.monotonic()
+
+    def report(name: str, done: float, loss: float) -> None:
+        nonlocal told
+        if time.monotonic() - told > PAUSE:
+            told = time.monotonic()
+            log.info("round %d: %.0f %% of the steps done, loss %.4g", number, 100 * done, loss)
+        also(name, done, loss)
+
+    return report
 
 
 def sizes_of(content: RecordDict) -> dict[str, str]:
