@@ -119,6 +119,7 @@ def impatient(stage: Stage) -> None:
     """Do not wait for nodes that will not reply."""
     engine = stage.rig.config.engine.model_copy(update={"join_timeout": 0.01, "round_timeout": 0.01})
     stage.server.config = stage.server.roster.config = stage.rig.config.model_copy(update={"engine": engine})
+    stage.server.roster.patience = 0.01
 
 
 def same(a: Tensor, b: Tensor) -> bool:
