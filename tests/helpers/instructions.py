@@ -78,8 +78,9 @@ class Owner:
         return reply.error.reason
 
     def files(self) -> list[str]:
-        """The files that answers have left in the node's home."""
-        return sorted(str(f.relative_to(self.home)) for f in (self.home / "state").rglob("*") if f.is_file())
+        """The files that answers have left in the node's home, beside its log, whose size is bounded."""
+        files = [f for f in (self.home / "state").rglob("*") if f.is_file() and f.name != "node.log"]
+        return sorted(str(f.relative_to(self.home)) for f in files)
 
 
 class OneConvolution(nn.Conv2d):

@@ -76,5 +76,5 @@ def test_a_figure_that_is_not_a_number_cannot_be_written() -> None:
 
 
 def test_every_kind_has_a_unique_name_and_a_docstring() -> None:
-    assert len(KINDS) == len(Event.__subclasses__()) == 14
+    assert len(KINDS) == len(Event.__subclasses__()) == 15
     assert all(kind.__doc__ for kind in KINDS.values())

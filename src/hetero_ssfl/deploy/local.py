@@ -129,14 +129,15 @@ class LocalDeployment:
         for part in parts:
             (it.folder / part).mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in (it.folder / part).iterdir():
-                if path.is_symlink() or path.suffix in (".sh", ".conf") or path.name.startswith("superlink.db"):
+                if path.is_symlink() or path.name.startswith("superlink.db"):
                     path.unlink()  # runs and nodes of an earlier SuperLink no longer exist
-            shutil.rmtree(it.folder / part / "systemd", ignore_errors=True)
         self.superlink_port = free_port() if self.proxied else it.port
         writer = Writer(it, self.superlink_port, self.proxied)
         writer.add_server_scripts()
         for name in it.nodes:
             writer.add_node_scripts(name, free_port() if self.proxied else FORWARDER_PORT)
+        for name in writer.files:  # those of an earlier test
+            (it.folder / name).unlink(missing_ok=True)
         write_files(it.folder, writer.files)
         for part in parts:
             for path in (self.source.folder / part).iterdir():
