@@ -25,10 +25,10 @@ class Mine(nn.Module):
     """
 images = np.random.default_rng(0).integers(0, 255, (120, 8, 8), dtype=np.uint8)
 clients = [Client(images[:60], Mine(16), "left"), Client(images[60:], Mine(24), "right")]
-run = federate(clients, 20, config="smoke", settings={"local_epochs": 30})
+run = federate(clients, 20, config="smoke", settings={"local_epochs": 200})
 """,
     "run",
-    "run.encoder('left'), federate(clients, 20, config='smoke', settings={'local_epochs': 30}, run_dir=run.path).path",
+    "run.encoder('left'), federate(clients, 20, config='smoke', settings={'local_epochs': 200}, run_dir=run.path).path",
     "import matplotlib; matplotlib.get_backend()",
     "federate(clients, 20, config='smoke', settings={'rouns': 3})",
     "run.encoder('nobody')",
